@@ -1,7 +1,7 @@
 """The dialogs of actions: refusals, long names, the focus, and their sentences."""
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from .browsers import Complaints, open_page, slot
 from .conftest import WebFleet
@@ -47,6 +47,71 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         page.click('dialog button:text-is("Cordon")', timeout=5_000)
         expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
     assert [line for line in complaints.lines if "Failed to load resource" not in line] == []
+
+
+@pytest.mark.long
+def test_a_changed_form_is_a_new_request(browser: Browser, fleet: WebFleet) -> None:
+    ids: list[str] = []
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/api/action", lambda route: route.abort())
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        told = page.locator("dialog .box.bad")
+        for reason in ("a fan", "", "a cable"):
+            if reason:
+                page.fill("dialog #reason", reason)
+            if reason == "a cable":
+                expect(told).to_contain_text("The changed command is a new one")
+                expect(told).not_to_contain_text("again is safe")
+            with page.expect_request("**/api/action") as asked:
+                page.click('dialog button:text-is("Cordon"):enabled')
+            ids.append(asked.value.post_data_json["request_id"])
+            expect(told).to_contain_text("“Cordon” again is safe")
+        assert ids[0] == ids[1] != ids[2]
+        page.unroute("**/api/action")
+        unknown = {"reason": "STORAGE_UNAVAILABLE", "message": "repeat the request"}
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=unknown))
+        page.click('dialog button:text-is("Cordon"):enabled')
+        expect(told).to_have_text("repeat the request")
+        page.unroute("**/api/action")
+        page.click('dialog button:text-is("Cordon"):enabled')
+        expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
+
+
+@pytest.mark.long
+def test_the_notice_of_a_closed_dialog_tells_the_refusals_of_a_drain(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    answer = {
+        "commands": [{"command_id": "c-1"}, {"command_id": "c-2"}],
+        "refusals": [{"workload_name": "train", "error": {"message": "train is busy: try again later"}}],
+    }
+    asked: list[Route] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.route("**/api/action", lambda route: asked.append(route))
+        page.goto(f"{fleet.url}workers/alpha")
+        page.click('button:text-is("Drain…")')
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Drain"):enabled')
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".notice")).to_contain_text("closed before the answer")
+        asked[0].fulfill(json=answer)
+        expect(page.locator(".notice p")).to_have_text(
+            "Drain alpha: 2 commands are stored, see Commands. "
+            "train is left as it is: train is busy: try again later."
+        )
+
+
+@pytest.mark.long
+def test_a_refusal_of_the_api_is_certain_whatever_its_status(browser: Browser, fleet: WebFleet) -> None:
+    silent = {"reason": "WORKER_UNAVAILABLE", "message": "alpha is not in contact: try again later"}
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=silent))
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Cordon")')
+        expect(page.locator("dialog .box.bad")).to_have_text("alpha is not in contact: try again later")
 
 
 @pytest.mark.long

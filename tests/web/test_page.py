@@ -5,11 +5,12 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
 from tests.integration.fleets import make_fleet
@@ -177,6 +178,31 @@ def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet:
 
 
 @pytest.mark.long
+def test_a_view_whose_script_fails_reloads_once_and_only_if_the_server_answers(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        loads: list[str] = []
+        page.on("load", lambda loaded: loads.append(loaded.url))
+        expect(page.locator("#contact")).to_be_empty()
+        page.route("**/static/commands.js", lambda route: route.abort())
+        page.route("**/api/session", lambda route: route.abort())
+        with page.expect_request("**/api/session"):
+            page.click('nav a:text-is("Commands")')
+        expect(page.locator("main .box.bad")).to_contain_text("It appears once the server answers")
+        page.wait_for_timeout(500)
+        assert loads == []
+        page.unroute("**/api/session")
+        expect(page.locator("main .box.bad")).to_contain_text("its script fails to load")
+        page.wait_for_timeout(2_500)
+        assert loads == [f"{web_fleet.url}commands"]
+        page.unroute("**/static/commands.js")
+        page.reload()
+        expect(page.locator("h1")).to_have_text("Commands")
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+@pytest.mark.long
 def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("remap", "train", "--to", "alpha/2")
     with open_page(browser, fleet.url, fleet.token) as page:
@@ -274,6 +300,69 @@ RUNNING_AFTER_A_FAILED_HOOK: Final = """async () => {
   const status = { state: "RUNNING", error: { reason: "HOOK_FAILED" }, lease: { gpu_uuids: ["GPU-1"] } };
   return workloadActions({ workload_id: "w-1", name: "one", status }).map((one) => one.textContent);
 }"""
+
+
+@pytest.mark.long
+def test_checkpoints_are_asked_for_again_and_hidden_from_those_without_permission_only(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    def refusal(reason: str, message: str) -> dict[str, str]:
+        return {"reason": reason, "message": message}
+
+    answers: list[tuple[int, object]] = [
+        (503, refusal("", "the coordinator does not answer")),
+        (429, refusal("TOO_MANY_CALLS", "too many calls")),
+        (200, {"checkpoints": [], "unreachable": []}),
+        (404, refusal("UNKNOWN_WORKER", "no worker has this name")),
+        (200, {"refusal": refusal("NOT_PERMITTED", "not permitted")}),
+    ]
+
+    def tell(route: Route) -> None:
+        status, document = answers.pop(0)
+        route.fulfill(status=status, json=document)
+
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/checkpoints", tell)
+        page.goto(f"{fleet.url}workloads/train")
+        card = page.locator('[aria-label="Checkpoints"]')
+        expect(card).to_contain_text("not known: the coordinator does not answer")
+        expect(card).to_contain_text("not known: too many calls")
+        expect(card).to_contain_text("No checkpoint on the disk of its worker")
+        page.reload()
+        expect(card).to_contain_text("not known: no worker has this name")
+        page.reload()
+        expect(page.locator("h1")).to_contain_text("train")
+        expect(card).to_be_hidden()
+    assert answers == []
+
+
+GAP: Final = """async () => {
+  (await import("/static/live.js")).live.isConnected = false;
+  dispatchEvent(new Event("online"));
+}"""
+"""Lets the live view connect anew, after which a page of a workload asks for everything again."""
+
+
+@pytest.mark.long
+def test_an_older_list_of_checkpoints_replaces_no_newer_one(browser: Browser, fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.route("**/checkpoints", lambda route: asked.append(route))
+        page.goto(f"{fleet.url}workloads/train")
+        expect(page.locator("h1 + .badge")).to_contain_text("ready")
+        while len(asked) < 1:
+            page.wait_for_timeout(50)
+        page.evaluate(GAP)
+        while len(asked) < 2:
+            page.wait_for_timeout(50)
+        old, new = asked
+        card = page.locator('[aria-label="Checkpoints"]')
+        new.fulfill(json={"checkpoints": [], "unreachable": []})
+        expect(card).to_contain_text("No checkpoint on the disk")
+        with page.expect_event("requestfinished"):
+            old.fulfill(json={"checkpoints": [], "unreachable": ["worker-1"]})
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+        expect(card).to_contain_text("No checkpoint on the disk")
 
 
 @pytest.mark.long
@@ -670,6 +759,49 @@ WORDS = """async () => {
 def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
+
+
+@pytest.mark.long
+def test_another_caller_of_the_same_role_is_shown(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SHORT_MINUTE)
+        page.goto(f"{web_fleet.url}workloads")
+        expect(page.locator("#who")).to_contain_text("· admin")
+        expect(page.locator("main")).to_contain_text("No workload yet")
+        for caller, shown in (({"identity": "b"}, "b"), ({"identity": "b", "on_behalf_of": "c"}, "b for c")):
+            page.evaluate("document.querySelector('main > *').id = 'old'")
+            page.route("**/api/session", partial(answer_json, {"role": "ADMIN", **caller}))
+            expect(page.locator("#who")).to_have_text(f"{shown} · admin")
+            expect(page.locator("#old")).to_have_count(0)
+
+
+def answer_json(document: object, route: Route) -> None:
+    """Answers a request in place of the server."""
+    route.fulfill(json=document)
+
+
+CUT_BODIES: Final = """async () => {
+  const { ask } = await import("/static/dom.js");
+  const failures = ["AbortError", "TimeoutError"].map((name) => new DOMException("cut", name));
+  const told = [];
+  for (const failure of [...failures, new TypeError("cut"), new SyntaxError("cut")]) {
+    const status = failure.name === "SyntaxError" ? 502 : 200;
+    window.fetch = async () => ({ ok: status === 200, status, json: () => Promise.reject(failure) });
+    told.push(await ask("/api/command").catch((error) => `${error.status ?? error.name}: ${error.message}`));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_an_answer_that_breaks_off_is_told_as_none(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(CUT_BODIES) == [
+            "AbortError: cut",
+            "0: no answer from the server in time",
+            "0: the server does not answer: it may be starting again",
+            "502: the server answered 502",
+        ]
 
 
 BIDIRECTIONAL: Final = """async () => {

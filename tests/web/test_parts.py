@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, Workload
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
 from leasehold_client.display.terminal_text import _DIRECTIONS
 from leasehold_coordinator.lists.filter_expression import parse_filter, restrictions
-from leasehold_web import feed, listeners, sessions, tables
+from leasehold_web import actions, feed, listeners, sessions, tables
 from leasehold_web.documents import document, gpu_row
 from leasehold_web.entries import Api, Entry, LoginRefusedError
 from leasehold_web.feed import Feed, Feeds
@@ -374,3 +376,10 @@ def test_tables_escape_marks_of_direction() -> None:
     assert tables._text("fan\u202egpj <b>") == r"fan\u202egpj &lt;b&gt;"
     for mark in _DIRECTIONS:
         assert tables._text(mark) == ascii(mark)[1:-1]
+
+
+def test_a_dialog_waits_longer_than_the_calls_of_a_drain() -> None:
+    script = resources.files("leasehold_web").joinpath("static/actions.js").read_text()
+    found = re.search(r"const ANSWER_MS = (\d+);", script)
+    assert found
+    assert int(found[1]) > 3 * 1000 * actions.CALL_TIMEOUT_S

@@ -118,6 +118,17 @@ def test_an_unknown_address_leads_to_the_fleet(client: Client) -> None:
     assert "<html" not in client.get("/api/nothing").body
 
 
+@pytest.mark.long
+def test_the_checkpoints_of_a_workload_are_asked_of_its_own_worker(fleet: WebFleet, client: Client) -> None:
+    fleet.fleet.start_worker("beta")
+    fleet.fleet.end("beta")
+    path = "/api/workloads/train/checkpoints"
+    assert client.get(path).json == {"checkpoints": [], "unreachable": []}
+    worker = fleet.fleet.client.workload("train").worker_id
+    fleet.fleet.end("alpha")
+    assert client.get(path).json == {"checkpoints": [], "unreachable": [worker]}
+
+
 def test_a_logout_ends_the_session(client: Client) -> None:
     with client.stream("/api/live") as live:
         assert live.readline() == b'data: {"reset":{}}\n'

@@ -222,18 +222,25 @@ async def get_workload(request: web.Request) -> web.Response:
 
 
 async def get_checkpoints(request: web.Request) -> web.Response:
-    """The checkpoints of a workload, or why there are none for the caller. The coordinator asks the worker.
+    """The checkpoints of a workload on its own worker, or the refusal if the caller may not read them.
 
-    A worker that does not answer delays this answer, and no other one of the workload.
+    The worker's directory has all checkpoints of the workload. Without the worker in the request, the
+    coordinator asks all workers: any silent worker delays the answer, and workers that share a directory
+    repeat checkpoints.
     """
     api = await request[SESSION].entry.api()
     try:
+        asked = await api.workloads.GetWorkload(
+            GetWorkloadRequest(workload=_id(request)), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        )
         found = await api.workloads.ListCheckpoints(
-            ListCheckpointsRequest(workload=_id(request)),
+            ListCheckpointsRequest(worker=asked.workload.worker_id, workload=asked.workload.workload_id),
             metadata=api.metadata,
             timeout=CHECKPOINTS_TIMEOUT_S,
         )
     except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.PERMISSION_DENIED:
+            raise
         return answer({"refusal": refusal(error)})
     return answer(
         {

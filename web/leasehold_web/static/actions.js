@@ -7,8 +7,9 @@ import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
 
-const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
+const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
+const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 const formerOf = (workload) => workload.status?.parked_gpu_uuids ?? [];
 const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
@@ -220,7 +221,8 @@ function notice(...parts) {
 //   action: what is sent, or a function that returns it; plans: further actions to plan; effects: what happens, for an
 //   action that has no plan; isStrict: whether a refusal in a plan forbids the action.
 function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isStrict = true }) {
-  const id = requestId();
+  let id = requestId();
+  let again = null; // the sentence on another attempt
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
   const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
@@ -278,22 +280,33 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     no.textContent = isOn ? "Close" : "Cancel";
   }
 
+  form.addEventListener("input", () => {
+    id = requestId(); // changed content is another request
+    if (again) replace(again, CHANGED);
+  });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
     const sent = typeof action === "function" ? action() : action;
+    const sentId = id;
     setSending(true);
     try {
-      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id }, signal: AbortSignal.timeout(ANSWER_MS) });
+      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : sentId }, signal: AbortSignal.timeout(ANSWER_MS) });
       setSending(false);
       if (dialog.isConnected) follow(answer);
-      else notice(h("b", {}, title), ": the command is stored, see ", h("a", { href: "/commands" }, "Commands"), ".");
+      else {
+        const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
+        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left);
+      }
     } catch (error) {
       setSending(false);
-      const isUncertain = error.status === 0 || error.status >= 500;
-      refuse(error, ...(isUncertain ? [...mayBeStored(), !UNREPEATABLE.has(sent.action) && dialog.isConnected && ` “${verb}” again is safe: it is not carried out twice.`] : []));
-      yes.disabled = !isUncertain;
+      // A refusal of the API has a reason. Its message tells if the command may have been stored.
+      const isUncertain = !error.reason && (error.status === 0 || error.status >= 500);
+      const isRepeatable = isUncertain && !UNREPEATABLE.has(sent.action) && dialog.isConnected;
+      again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
+      refuse(error, ...(isUncertain ? [...mayBeStored(), again] : []));
+      yes.disabled = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
         yes.disabled = isSending;

@@ -1,5 +1,5 @@
 // The frame of the page: views by path, the caller, and whether there is contact.
-import { append, h, replace, safe } from "/static/dom.js";
+import { append, ask, h, replace, safe } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
 import { clock, lower } from "/static/words.js";
 
@@ -13,6 +13,7 @@ const VIEWS = [
   [/^\/workers\/([^/]+)$/, "Host", "/static/worker.js"],
 ];
 const RELOAD_MS = 2000; // until a view that can't be loaded is tried again
+const RELOADED = "leasehold-reloaded "; // with a path: in the session's storage after a reload, until its view loads
 const BEGIN_MS = 2000; // until the session is asked for again
 const main = document.getElementById("main");
 const contact = document.getElementById("contact");
@@ -34,9 +35,10 @@ async function draw(isMove) {
   let view = null;
   try {
     view = await import(module);
+    sessionStorage.removeItem(RELOADED + path);
   } catch {
     // Browsers differ in whether they load a module again that failed. A new page does so in all of them.
-    reloadOnContact(mine);
+    reloadOnContact(mine, path, title);
   }
   if (mine !== drawing) return;
   leave?.();
@@ -49,15 +51,26 @@ async function draw(isMove) {
     else link.removeAttribute("aria-current");
   }
   if (view) leave = view.show(main, argument && decoded(argument)) ?? null;
-  else append(main, [h("div", { class: "page" }, h("p", { class: "box bad", role: "alert" }, `The server does not answer, so this view (${title}) can't be shown. It appears once the server answers.`))]);
+  else tell(`The server does not answer, so this view (${title}) can't be shown. It appears once the server answers.`);
   if (isMove) main.focus({ preventScroll: true });
 }
 
-function reloadOnContact(mine) {
-  setTimeout(() => {
+function tell(text) {
+  replace(main, h("div", { class: "page" }, h("p", { class: "box bad", role: "alert" }, text)));
+}
+
+// Reloads once for each path: a script may fail although the server answers.
+function reloadOnContact(mine, path, title) {
+  setTimeout(async () => {
+    // A reload without an answer leads to the browser's own error page.
+    const isAnswered = live.isConnected && (await ask("/api/session").then(() => true, () => false));
     if (mine !== drawing) return;
-    if (live.isConnected) location.reload();
-    else reloadOnContact(mine);
+    if (!isAnswered) reloadOnContact(mine, path, title);
+    else if (sessionStorage.getItem(RELOADED + path)) tell(`The server answers, but this view (${title}) can't be shown: its script fails to load. Load the page again. If that does not help, ask the operator of the server.`);
+    else {
+      sessionStorage.setItem(RELOADED + path, "yes");
+      location.reload();
+    }
   }, RELOAD_MS);
 }
 

@@ -81,13 +81,15 @@ export async function ask(path, { body, signal } = {}) {
     options.headers["Leasehold-Page"] = "1";
   }
   let answer;
+  let found;
   try {
     answer = await fetch(path, options);
+    found = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, { message: error.name === "TimeoutError" ? "no answer from the server in time" : "the server does not answer: it may be starting again" });
+    if (error.name !== "SyntaxError") throw new Refusal(0, { message: error.name === "TimeoutError" ? "no answer from the server in time" : "the server does not answer: it may be starting again" });
   }
-  const found = await answer.json().catch(() => ({}));
+  found ??= {}; // no JSON, as from a proxy
   if (answer.ok) return found;
   if (answer.status === 401) location.assign(`/login?ended&next=${encodeURIComponent(location.pathname + location.search)}`);
   throw new Refusal(answer.status, found);

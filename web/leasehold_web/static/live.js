@@ -43,7 +43,7 @@ export function mayActOn(workload) {
 }
 
 // Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
-// tells that the view is complete again after a new connection, and "role" that the caller has another role.
+// tells that the view is complete again after a new connection, and "role" that the caller or its role is another.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -60,8 +60,10 @@ export function areOld(changes, kind, id) {
 export async function readSession() {
   const before = live.session;
   live.session = { identity: "", role: "", ...(await ask("/api/session")) };
-  if (before.identity && before.role !== live.session.role) note("role", "");
-  if (before.role !== live.session.role) note("state", "");
+  // Another window may have logged in as somebody else.
+  if (["identity", "on_behalf_of", "role"].every((key) => before[key] === live.session[key])) return;
+  if (before.identity) note("role", "");
+  note("state", "");
 }
 
 export async function connect() {

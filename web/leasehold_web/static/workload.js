@@ -22,6 +22,7 @@ export function show(main, id) {
   let drawCheckpoints = null;
   let ends = [];
   let isOver = false;
+  let listings = 0;
 
   // By id after the first answer, since the name may pass to another workload.
   async function load() {
@@ -39,9 +40,12 @@ export function show(main, id) {
 
   // After the rest: the answer is late if the worker is silent.
   async function loadCheckpoints() {
+    const mine = ++listings;
     const id = found.workload.workload_id;
     const answer = await ask(`/api/workloads/${encodeURIComponent(id)}/checkpoints`).catch((error) => ({ refusal: error }));
-    if (!isOver) drawCheckpoints(answer);
+    if (isOver || mine !== listings) return; // a later answer is newer, even if it comes first
+    drawCheckpoints(answer);
+    if (answer.refusal?.isTransient) setTimeout(() => !isOver && mine === listings && loadCheckpoints(), RETRY_MS);
   }
 
   function fail(error) {
@@ -106,7 +110,7 @@ export function show(main, id) {
       drawCommands();
     };
     drawCheckpoints = (answer) => {
-      checkpoints.hidden = Boolean(answer.refusal?.reason); // the caller may not read them
+      checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them
       replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
     draw();

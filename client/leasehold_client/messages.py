@@ -89,12 +89,15 @@ def duration(seconds: float | None) -> duration_pb2.Duration | None:
 def workload_state(workload: Workload) -> str:
     """Formats the state of a workload, with its exit status, error or missing readiness.
 
-    If the worker is out of contact, the state is from its last report, with the time of that report.
+    If the worker is out of contact, the state is from its last report, with the time of that report if the
+    coordinator has received it since its own start.
     """
     if not workload.out_of_contact:
         return _reported_state(workload)
     seen = (
-        f"as of {time_text(workload.report_time)}" if workload.HasField("report_time") else "never reported"
+        f"as of {time_text(workload.report_time)}"
+        if workload.HasField("report_time")
+        else "not reported since the coordinator started"
     )
     return f"{_reported_state(workload)}({seen})"
 

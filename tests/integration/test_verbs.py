@@ -86,7 +86,9 @@ def test_a_suspend_right_after_a_run_waits_until_the_workload_is_ready(fleet: Fl
         gate.touch()
         done = suspended.result(60)
     assert "released alpha/0" in done.stdout
-    assert done.stderr == "leasehold: workload one is not ready: waiting\n"
+    waiting, why = done.stderr.splitlines()
+    assert waiting == "leasehold: workload one is not ready: waiting"
+    assert why.startswith("  workload one is not ready (")
     fleet.cli("restore", "one")
     assert fleet.cli("wait", "one", "--for", "ready").stdout == "one: ready\n"
     assert "workload one is RUNNING and ready" in fleet.cli("get", "events", "one").stdout

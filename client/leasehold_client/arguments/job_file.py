@@ -100,6 +100,8 @@ def read_job_file(path: str) -> dict[str, Any]:
         raise UsageError(
             f"the job file {name} is malformed: its tables or lists are nested too deeply"
         ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the job file {name} is malformed: it is not text in UTF-8") from error
     except ValueError as error:
         why = "a number has too many digits" if "int_max_str_digits" in str(error) else str(error)
         raise UsageError(f"the job file {name} is malformed: {' '.join(why.split())}") from error

@@ -121,8 +121,8 @@ def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Se
 def _held_gpus(name: str, workload: Workload) -> Sequence[str]:
     if not workload.status.HasField("lease"):
         raise LeaseholdError(
-            f"{name} is {workload_state(workload)} and holds no GPU: restore a suspended workload on "
-            "other GPUs with `leasehold restore --to`",
+            f"{name} is {workload_state(workload)} and holds no GPU, so it can't be moved: if it is "
+            "suspended, restore it on other GPUs with `leasehold restore --to`",
             "WRONG_STATE",
         )
     return workload.status.lease.gpu_uuids

@@ -29,7 +29,7 @@ from leasehold_client.display.documents import echo_document, echo_message, to_d
 from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines
 from leasehold_client.display.plan_view import echo_plan
 from leasehold_client.display.progress import follow
-from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import (
     CommandWaitTimeoutError,
     LeaseholdError,
@@ -117,7 +117,10 @@ def _wait_ready(client: Client, command: Command, limit_s: float, options: Comma
     workload_id = command.error.metadata.get("workload_id") or command.workload_id
     name = client.workload(workload_id).name
     if not options.quiet:
-        echo_error(f"leasehold: workload {name} is not ready: waiting")
+        echo_error(
+            f"leasehold: workload {name} is not ready: waiting",
+            f"  {one_line(command.error.message)}",
+        )
     try:
         client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
     except KeyboardInterrupt:

@@ -8,8 +8,9 @@ from leasehold_client.errors import NO_CONNECTION
 
 _OTHER_AUTHORITY: Final = (
     "its certificate is not from the authority in ca.pem: another coordinator listens there, or its keys "
-    "were made anew; join again with a token of `leasehold token create --replace`, or copy ca.pem and the "
-    "token from its state directory, and name their directory with LEASEHOLD_CREDENTIALS"
+    "were made anew; join again with a token of `leasehold token create --replace`, or, for a coordinator on "
+    "loopback, copy ca.pem and the token from its state directory, and name their directory with "
+    "LEASEHOLD_CREDENTIALS"
 )
 _CAUSES: Final = {
     "unable to get local issuer certificate": _OTHER_AUTHORITY,

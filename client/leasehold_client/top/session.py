@@ -14,6 +14,9 @@ from leasehold_client.top.contact import Contact
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
+_END_LIMIT_S: Final = 5
+"""How long the end after a signal may take. Then SIGALRM ends the process."""
+
 
 async def show(address: str, context: str | None, on_behalf_of: str, caller: str) -> int:
     """Shows the fleet until the user quits. Returns the exit code.
@@ -36,15 +39,18 @@ async def show(address: str, context: str | None, on_behalf_of: str, caller: str
         contact.answered(await client.who_am_i())
         app = TopApp(client, contact, caller)
 
-        def end(number: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end(number: int, frame: object) -> None:
             nonlocal ended_by
             ended_by = 128 + number
-            app.exit()
+            signal.alarm(_END_LIMIT_S)  # a terminal that is gone may block the loop for good
+            loop.call_soon_threadsafe(app.exit)
 
-        loop = asyncio.get_running_loop()
         for one in _ENDING:
-            loop.add_signal_handler(one, end, one)
+            signal.signal(one, end)
         await app.run_async(mouse=False)
+        signal.alarm(0)
         if app.failure is not None:
             raise _described(app.failure) from app.failure
         return ended_by or app.return_code or 0

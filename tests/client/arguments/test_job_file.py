@@ -82,7 +82,7 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpus = " + "9" * 5000, "is malformed: a number has too many digits$"),
         ("command = " + "[" * 5000, "is malformed: its tables or lists are nested too deeply$"),
         ("a = '\x00'", "is malformed: "),
-        ("\udcff", "is malformed: "),
+        ("\udcff", "is malformed: it is not text in UTF-8$"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:

@@ -173,7 +173,8 @@ def test_a_suspend_waits_until_the_workload_is_ready(
     tells(scripted, starting(), workload())
     rejected_first(scripted)
     done = leasehold("suspend", "one")
-    assert (done.code, done.stderr) == (0, "leasehold: workload one is not ready: waiting\n")
+    told = f"leasehold: workload one is not ready: waiting\n  {NOT_READY.message}\n"
+    assert (done.code, done.stderr) == (0, told)
     assert "one: suspend done" in done.stdout
     first, second = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     assert first.request_id != second.request_id

@@ -118,4 +118,7 @@ def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.Ca
     seen.report_time.FromSeconds(1_800_000_000)
     echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard])
     _, *rows = columns(capsys.readouterr().out)
-    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00Z)", "RUNNING(never reported)"]
+    assert [row[1] for row in rows] == [
+        "RUNNING(as of 2027-01-15T08:00:00Z)",
+        "RUNNING(not reported since the coordinator started)",
+    ]

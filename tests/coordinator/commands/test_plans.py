@@ -150,6 +150,7 @@ def test_a_worker_with_many_commands(
     start(coordinator, worker)
     operation = CordonOperation(reason="x", cordoned_by="me")
     for _ in range(UNFINISHED_LIMIT // 2):
+        worker.report()  # a busy host may take longer than a worker may be silent
         coordinator.fleet.Cordon(CordonRequest(worker="alpha", operation=operation))
     asked = ask(coordinator, aside, "one", SUSPEND)
     worker.answer_plan(PlanAnswer(plan=Plan()))

@@ -587,6 +587,7 @@ async def test_a_lease_adopted_in_part_gives_back_that_part_only() -> None:
     pool.claim_gpus("other", [UUIDS[0]])
     earlier = Lease(LeaseId("l-1"), "w", (UUIDS[0], UUIDS[1], "GPU-gone"), datetime.now(UTC), 1)
     assert pool.adopt(earlier).gpu_uuids == (UUIDS[1],)
+    assert pool.slots.get(UUIDS[1]).since == earlier.grant_time
     assert holders(pool) == ["other", "w"]
     assert pool.release(earlier)
     assert holders(pool) == ["other", None]

@@ -32,7 +32,7 @@ export function drawerFor(uuid, onClose) {
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, " since ", age(gpu.since)) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, ", changed ", age(gpu.since)) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],

@@ -243,7 +243,7 @@ class GpuPool:
             return replace(lease, gpu_uuids=())
         adopted = replace(lease, gpu_uuids=mine)
         self._leases[lease.lease_id] = adopted
-        self.slots.hold(mine, adopted, reserved=reserved)
+        self.slots.hold(mine, adopted, reserved=reserved, since=lease.grant_time)
         return adopted
 
     def reassign(

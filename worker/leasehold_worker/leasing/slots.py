@@ -98,11 +98,21 @@ class GpuSlots:
         *,
         reserved: bool = False,
         hold: Hold | None = None,
+        since: datetime | None = None,
     ) -> None:
-        """Puts GPUs under a lease or a hold, or frees them, without granting claims."""
+        """Puts GPUs under a lease or a hold, or frees them, without granting claims.
+
+        Args:
+            gpu_uuids: The GPUs.
+            lease: The lease. None: there is none.
+            reserved: Whether the lease waits for its workload.
+            hold: The hold. None: there is none.
+            since: When this began. None: now.
+        """
+        began = since or datetime.now(UTC)
         for gpu_uuid in gpu_uuids:
             self._slots[gpu_uuid] = replace(
-                self._slots[gpu_uuid], lease=lease, reserved=reserved, hold=hold, since=datetime.now(UTC)
+                self._slots[gpu_uuid], lease=lease, reserved=reserved, hold=hold, since=began
             )
             self.note_change()
 

@@ -1,5 +1,7 @@
 """The dialogs of actions: refusals, long names, the focus, and their sentences."""
 
+import json
+
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -65,7 +67,7 @@ def test_a_changed_form_is_a_new_request(browser: Browser, fleet: WebFleet) -> N
                 expect(told).not_to_contain_text("again is safe")
             with page.expect_request("**/api/action") as asked:
                 page.click('dialog button:text-is("Cordon"):enabled')
-            ids.append(asked.value.post_data_json["request_id"])
+            ids.append(json.loads(asked.value.post_data or "")["request_id"])
             expect(told).to_contain_text("“Cordon” again is safe")
         assert ids[0] == ids[1] != ids[2]
         page.unroute("**/api/action")

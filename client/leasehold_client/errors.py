@@ -37,7 +37,7 @@ _CONNECTION_PROBLEMS: Final = {
     "Timeout while contacting DNS servers": ("the name can't be looked up", _NETWORK),
     "No such file or directory": ("its socket does not exist", _START),
 }
-"""What happened and what to do, by what gRPC's text contains."""
+"""The problem and its remedy, by a part of gRPC's text."""
 
 
 class LeaseholdError(Exception):

@@ -19,7 +19,7 @@ FILE_LIMIT_BYTES: Final = 1_000_000
 """Largest file. No spec can hold more hooks."""
 
 FAULTS: Final = (json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError)
-"""What protobuf raises if a value does not fit."""
+"""Exceptions of protobuf for a value that does not fit."""
 
 _FORMS: Final = {
     FieldDescriptor.CPPTYPE_MESSAGE: "an object {…}",

@@ -144,7 +144,7 @@ def _wait_for_interrupt(fleet: DemoFleet) -> None:
 
 
 def _command() -> str:
-    """What a shell calls this program by."""
+    """The name or path by which a shell finds this program."""
     own = shlex.quote(str(Path(sys.executable).with_name("leasehold")))
     return "leasehold" if shutil.which("leasehold") else own
 

@@ -66,7 +66,7 @@ REMEDIES: Final = {
     "UNSAFE_KILL": "Try later, or use `stop --force`.",
     "HOST_REBOOTED": "Run the workload again.",
     "CORDONED": "Choose another GPU or worker, or use `leasehold uncordon`.",
-    "GPU_UNHEALTHY": "Repair the GPU, then `leasehold gpu reset-health`.",
+    "GPU_UNHEALTHY": "Repair the GPU, then `leasehold gpu reset-health WORKER/SLOT`.",
     "FOREIGN_PROCESS": "End or adopt the process, or use `--allow-foreign`.",
     "ALREADY_REGISTERED": "Use that workload.",
     "UNKNOWN_PROCESS": "Look up the pid with `nvidia-smi`.",

@@ -770,7 +770,8 @@ def test_another_caller_of_the_same_role_is_shown(browser: Browser, web_fleet: W
         expect(page.locator("main")).to_contain_text("No workload yet")
         for caller, shown in (({"identity": "b"}, "b"), ({"identity": "b", "on_behalf_of": "c"}, "b for c")):
             page.evaluate("document.querySelector('main > *').id = 'old'")
-            page.route("**/api/session", partial(answer_json, {"role": "ADMIN", **caller}))
+            with page.expect_request("**/api/live"):  # the stream of the earlier caller ends
+                page.route("**/api/session", partial(answer_json, {"role": "ADMIN", **caller}))
             expect(page.locator("#who")).to_have_text(f"{shown} · admin")
             expect(page.locator("#old")).to_have_count(0)
 

@@ -51,7 +51,7 @@ async def wait_workload(
 
     Args:
         open_stream: Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline.
-        name: Id or name of the workload, for messages.
+        name: Id or name of the workload, for messages until its name is known.
         condition: The condition.
         timeout_s: Longest wait. None: no limit.
 
@@ -66,13 +66,14 @@ async def wait_workload(
     seen: tuple[WorkloadState.ValueType, bool] | None = None
 
     async def attempt() -> AsyncGenerator[Workload]:
-        nonlocal seen
+        nonlocal seen, name
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if left_s == 0 and seen is None:
             left_s = FIRST_LOOK_S
         try:
             async with aclosing(open_stream(left_s)) as stream:
                 async for current in stream:
+                    name = current.name
                     facts = (current.status.state, is_ready(current))
                     if facts != seen:  # a reopened watch repeats the last state, which is no progress
                         seen = facts

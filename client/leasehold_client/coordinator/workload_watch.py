@@ -52,7 +52,7 @@ def wait_workload(
 
     Args:
         open_stream: Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline.
-        name: Id or name of the workload, for messages.
+        name: Id or name of the workload, for messages until its name is known.
         condition: The condition.
         timeout_s: Longest wait. None: no limit.
 
@@ -67,13 +67,14 @@ def wait_workload(
     seen: tuple[WorkloadState.ValueType, bool] | None = None
 
     def attempt() -> Generator[Workload]:
-        nonlocal seen
+        nonlocal seen, name
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if left_s == 0 and seen is None:
             left_s = FIRST_LOOK_S
         try:
             with closing(open_stream(left_s)) as stream:
                 for current in stream:
+                    name = current.name
                     facts = (current.status.state, is_ready(current))
                     if facts != seen:  # a reopened watch repeats the last state, which is no progress
                         seen = facts

@@ -76,14 +76,16 @@ GPU_COLUMNS: Final[Sequence[Column[FleetGpu]]] = (
     Column("STATE", lambda gpu: slot_state(gpu), is_state=True),
     Column("WORKLOAD", lambda gpu: gpu.workload_name or gpu.lease.workload_id or "-", shrinks=True),
     Column("USED", lambda gpu: field_size(gpu.lease.sample, "memory_used_bytes"), drop=1),
-    Column("TOTAL", lambda gpu: field_size(gpu.lease.sample, "memory_total_bytes"), drop=3),
-    Column("UTIL", lambda gpu: field_text(gpu.lease.sample, "utilization_percent", "%"), drop=4),
-    Column("TEMP", lambda gpu: field_text(gpu.lease.sample, "temperature_celsius", "C"), drop=5),
-    Column("NAME", lambda gpu: gpu.gpu.name, drop=6, shrinks=True),
+    Column("TOTAL", lambda gpu: field_size(gpu.lease.sample, "memory_total_bytes"), drop=4),
+    Column("UTIL", lambda gpu: field_text(gpu.lease.sample, "utilization_percent", "%"), drop=5),
+    Column("TEMP", lambda gpu: field_text(gpu.lease.sample, "temperature_celsius", "C"), drop=6),
+    Column("SEEN", lambda gpu: age_text(gpu.report_time), drop=3),
+    Column("NAME", lambda gpu: gpu.gpu.name, drop=7, shrinks=True),
     Column("UUID", lambda gpu: gpu.gpu.uuid, is_wide=True),
     Column("REASON", lambda gpu: gpu_reason(gpu.lease) or "-", drop=2, shrinks=True),
 )
-"""Columns of GPUs with their leases. REASON has health, cordons and foreign processes."""
+"""Columns of GPUs with their leases. SEEN is the time since the report, REASON has health, cordons and foreign
+processes."""
 
 
 def slot_state(gpu: FleetGpu) -> str:

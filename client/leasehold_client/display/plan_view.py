@@ -145,8 +145,12 @@ def _host_memory(host_memory: HostMemoryPlan) -> str:
 
 
 def _tier_row(tier: TierPlan) -> list[str]:
-    needed, available = field_size(tier, "needed_bytes"), field_size(tier, "available_bytes")
-    return [_TIERS.get(tier.tier, f"tier {tier.tier}"), f"{needed} needed", f"{available} available"]
+    available = f"{size_text(tier.available_bytes)} available" if tier.HasField("available_bytes") else ""
+    return [
+        _TIERS.get(tier.tier, f"tier {tier.tier}"),
+        f"{field_size(tier, 'needed_bytes')} needed",
+        available,
+    ]
 
 
 def _destination_row(destination: DestinationPlan, places: Mapping[str, str]) -> list[str]:

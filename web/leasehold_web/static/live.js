@@ -62,7 +62,11 @@ export async function readSession() {
   live.session = { identity: "", role: "", ...(await ask("/api/session")) };
   // Another window may have logged in as somebody else.
   if (["identity", "on_behalf_of", "role"].every((key) => before[key] === live.session[key])) return;
-  if (before.identity) note("role", "");
+  if (before.identity) {
+    note("role", "");
+    // An open stream goes on for the caller that opened it.
+    if (source && ["identity", "on_behalf_of"].some((key) => before[key] !== live.session[key])) reopen();
+  }
   note("state", "");
 }
 

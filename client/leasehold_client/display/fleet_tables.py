@@ -84,8 +84,8 @@ GPU_COLUMNS: Final[Sequence[Column[FleetGpu]]] = (
     Column("UUID", lambda gpu: gpu.gpu.uuid, is_wide=True),
     Column("REASON", lambda gpu: gpu_reason(gpu.lease) or "-", drop=2, shrinks=True),
 )
-"""Columns of GPUs with their leases. SEEN is the time since the report, REASON has health, cordons and foreign
-processes."""
+"""Columns of GPUs with their leases. SEEN is the time since the report, and REASON has health, cordons and
+foreign processes."""
 
 
 def slot_state(gpu: FleetGpu) -> str:

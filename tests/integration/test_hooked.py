@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.framework_servers import ScriptedServer
 
-from .fleets import Fleet
+from .fleets import COUNTER, Fleet
 from .models import ROOT, WORKER, Model
 
 PROGRAM = """
@@ -152,3 +152,27 @@ def test_hooks_of_all_kinds_are_called_down_and_up_and_are_undone_when_one_fails
     fleet.cli("checkpoint", model.name)
     assert hooked.noted() == ["kernel prepare", "kernel cancel"], "it is at rest no more, and can be again"
     model.require_running()
+
+
+def test_a_rollback_that_a_hook_leaves_incomplete_is_shown_and_woken(fleet: Fleet) -> None:
+    permission, called = fleet.programs / "permission", fleet.programs / "called"
+    called.touch()
+    called.chmod(0o666)
+    back = f"echo >> {called}; test -e {permission}"
+    hooks = [
+        {"name": "begun", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["true"]}},
+        {"name": "back", "phase": "AFTER_RESTORE", "command": {"arguments": ["sh", "-c", back]}},
+        {"name": "refused", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["false"]}},
+    ]
+    file = fleet.programs / "hooks.json"
+    file.write_text(json.dumps(hooks))
+    counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+    fleet.cli("run", "--name", "one", "--gpus", "1", "--hooks", str(file), "--", *counter)
+    refused = fleet.json("suspend", "one", code=1)
+    assert refused["error"]["metadata"]["hook"] == "refused"
+    fleet.wait(lambda: "RUNNING(HOOK_FAILED)" in fleet.cli("get", "workloads", "one").stdout)
+    fleet.wait(lambda: len(called.read_text()) >= 2)  # the worker tries again by itself
+    permission.touch()
+    fleet.cli("wake", "one")
+    fleet.wait(lambda: "HOOK_FAILED" not in fleet.cli("get", "workloads", "one").stdout)
+    fleet.wait_counting("one")

@@ -120,6 +120,10 @@ async def test_a_hook_that_can_not_be_undone_is_a_warning(server: ScriptedServer
         await runner.down(used)
     (warning,) = used.warnings
     assert "hook up (http) during the rollback failed" in warning
+    assert used.record.notes == {"up"}, "the rollback is incomplete"
+    server.answers = {}
+    assert await runner.roll_back(used) == []
+    assert used.record.notes == frozenset()
 
 
 async def test_what_fails_on_the_way_up_holds_up_nothing_else(server: ScriptedServer, tmp_path: Path) -> None:

@@ -642,10 +642,16 @@ async def test_a_snapshot_is_of_one_moment_and_its_revision_grows() -> None:
 
 async def test_since_is_when_the_state_or_the_lease_changed() -> None:
     pool = pool_of(1)
-    began = pool.slots.get(UUIDS[0]).since
+    assert pool.slots.get(UUIDS[0]).since is None, "it may have been free for long"
+    pool.slots.restore_standing(UUIDS[0], Standing(REPAIR))
+    assert pool.slots.get(UUIDS[0]).since is None, "nor is it known since when it is cordoned"
+    pool.slots.cordon(UUIDS[0], None)
+    free = pool.slots.get(UUIDS[0]).since
     pool.try_claim("a", ONE)
     leased = pool.slots.get(UUIDS[0]).since
-    assert leased > began
+    assert free is not None
+    assert leased is not None
+    assert leased > free
     pool.slots.cordon(UUIDS[0], REPAIR)
     assert pool.slots.get(UUIDS[0]).since == leased, "it is leased as before"
 

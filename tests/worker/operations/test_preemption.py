@@ -1,6 +1,7 @@
 """Which helpers have to give their GPUs back for those who wait."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from tests.examples import PATIENT
 
 ONE, TWO = GpuRequest(1), GpuRequest(2)
 A, B = GpuRequest(1, name="A"), GpuRequest(1, name="B")
+REPAIR = Cordon("repair", "ann", datetime(2026, 1, 1, tzinfo=UTC))
 
 
 class Host:
@@ -157,8 +159,7 @@ async def test_gpus_that_nobody_gets_are_not_asked_for() -> None:
     host = Host("AA")
     host.helper("0")
     host.helper("1")
-    cordon = Cordon("repair", "ann", host.pool.slots.get("0").since)
-    host.pool.slots.cordon("1", cordon)
+    host.pool.slots.cordon("1", REPAIR)
     assert await ask_for(host, [ONE]) == ["0"]
     assert await ask_for(host, [TWO]) == []
 
@@ -166,7 +167,7 @@ async def test_gpus_that_nobody_gets_are_not_asked_for() -> None:
 async def test_a_cordoned_worker_asks_nobody() -> None:
     host = Host("A")
     host.helper("0")
-    host.pool.slots.cordon("", Cordon("repair", "ann", host.pool.slots.get("0").since))
+    host.pool.slots.cordon("", REPAIR)
     assert await ask_for(host, [ONE]) == [], "the claim would not get the GPU"
 
 
@@ -196,13 +197,13 @@ async def test_helpers_wake_while_nobody_waits_for_gpus_unless_the_worker_is_cor
         await trio.testing.wait_all_tasks_blocked()
         assert spare_gpus(host.pool) == 0
         nursery.cancel_scope.cancel()
-    host.pool.slots.cordon("", Cordon("repair", "ann", host.pool.slots.get("0").since))
+    host.pool.slots.cordon("", REPAIR)
     assert spare_gpus(host.pool) == 0
 
 
 async def test_who_waits_for_something_else_or_for_the_impossible_keeps_no_helper_asleep() -> None:
     host = Host("AA")
-    host.pool.slots.cordon("1", Cordon("repair", "ann", host.pool.slots.get("0").since))
+    host.pool.slots.cordon("1", REPAIR)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.pool.claim, "impossible", TWO)
         nursery.start_soon(

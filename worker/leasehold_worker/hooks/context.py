@@ -74,7 +74,7 @@ class HookRecord:
 
     @property
     def notes(self) -> frozenset[str]:
-        """The notes: hooks that were begun, and steps of them that can't be queried later."""
+        """The notes: begun hooks, failed ones after the restore, and steps that can't be queried later."""
         return frozenset(self._notes)
 
     def holds(self, note: str) -> bool:

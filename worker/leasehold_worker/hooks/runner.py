@@ -141,6 +141,11 @@ def _downward(context: HookContext) -> list[hook_pb2.Hook]:
     return [hook for hook in context.hooks if goes_down(hook) and concerns(hook, context.weight_strategy)]
 
 
+def _upward(context: HookContext) -> list[hook_pb2.Hook]:
+    after = hook_pb2.HOOK_PHASE_AFTER_RESTORE
+    return [hook for hook in context.hooks if hook.phase == after and concerns(hook, context.weight_strategy)]
+
+
 def _begun(context: HookContext) -> list[hook_pb2.Hook]:
     return [hook for hook in _downward(context) if context.record.holds(hook.name)]
 
@@ -162,6 +167,7 @@ async def _go_back(
     """Undoes all hooks, past failures."""
     failures: list[OperationError] = []
     broken: set[str] = set()
+    upward = _upward(context)
 
     async def go(hook: hook_pb2.Hook, action: Callable[[Turn], Awaitable[None]]) -> None:
         try:
@@ -183,16 +189,17 @@ async def _go_back(
         for hook in reversed(begun):
             if is_two_way(hook):
                 await go(hook, _act_up)
-        for hook in context.hooks:
-            after = hook.phase == hook_pb2.HOOK_PHASE_AFTER_RESTORE
-            if after and concerns(hook, context.weight_strategy):
-                await go(hook, _act_once)
+        for hook in upward:
+            await go(hook, _act_once)
         for hook in reversed(begun):
             if hook.HasField("drain") and hook.name not in broken:
                 await go(hook, http_hook.admit_again)
-        for hook in begun:
+        # A note that stays tells that the rollback is incomplete, so the failed ones are noted first.
+        for hook in (*upward, *begun):
             if hook.name not in broken:
                 await go(hook, _forget)
+            elif hook in upward:
+                await go(hook, _note)
     return failures
 
 
@@ -272,6 +279,10 @@ async def _act_once(turn: Turn) -> None:
             signal_hook.send(turn)
         case other:
             raise HookFailedError(f"unsupported action ({other or 'no action'})")
+
+
+async def _note(turn: Turn) -> None:
+    await turn.context.record.add(turn.hook.name)
 
 
 async def _forget(turn: Turn) -> None:

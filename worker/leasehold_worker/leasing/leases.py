@@ -99,7 +99,8 @@ class SlotLease:
 
     gpu_uuid: str
     slot: int
-    since: datetime
+    since: datetime | None = None
+    """Time of the last change of state or lease. None: before the worker's start."""
     lease: Lease | None = None
     reserved: bool = False
     standing: Standing = Standing()

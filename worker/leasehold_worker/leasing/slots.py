@@ -48,11 +48,10 @@ class GpuSlots:
         keep: Callable[[str, Standing], None],
         serve: Callable[[], None],
     ) -> None:
-        now = datetime.now(UTC)
         self.gpus = tuple(gpus)
         self._by_uuid = {gpu.uuid: gpu for gpu in gpus}
         self._slots = {
-            gpu.uuid: SlotLease(gpu.uuid, slot, now, memory_bytes=gpu.memory_bytes)
+            gpu.uuid: SlotLease(gpu.uuid, slot, memory_bytes=gpu.memory_bytes)
             for slot, gpu in enumerate(gpus)
         }
         self._keep = keep
@@ -148,8 +147,9 @@ class GpuSlots:
 
     def restore_standing(self, gpu_uuid: str, standing: Standing) -> None:
         """Restores a standing after a restart of the worker; "" is the whole worker."""
-        if gpu_uuid in self._slots:
-            self._put(replace(self._slots[gpu_uuid], standing=standing))
+        if gpu_uuid in self._slots:  # when its state began is not known
+            self._slots[gpu_uuid] = replace(self._slots[gpu_uuid], standing=standing)
+            self.note_change()
         elif not gpu_uuid:
             self.worker_cordon = standing.cordon
 

@@ -142,7 +142,7 @@ class GpuLease(_message.Message):
     """
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Time of the last change of state."""
+        """Time of the last change of state. Absent: before the worker's start, and unknown."""
 
     @_builtins.property
     def sample(self) -> _gpu_pb2.GpuSample:

@@ -74,7 +74,7 @@ def verify(token: str, keys: Mapping[str, SigningKey], settings: OidcSettings) -
     if len(token) > TOKEN_LIMIT_BYTES:
         raise TokenError(f"it has {len(token)} bytes, of at most {TOKEN_LIMIT_BYTES}")
     try:
-        header = jwt.get_unverified_header(token)
+        header = _header(token)
         if "crit" in header:
             raise TokenError("its header has critical extensions, and none is supported")
         key_id, algorithm = header.get("kid", ""), header.get("alg")
@@ -98,6 +98,13 @@ def verify(token: str, keys: Mapping[str, SigningKey], settings: OidcSettings) -
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise TokenError(str(error)[:200] or type(error).__name__) from None
     return TokenUser(_identity(claims, settings), _role(claims, settings), min(expire_time, _LATEST))
+
+
+def _header(token: str) -> Mapping[str, object]:
+    try:
+        return jwt.get_unverified_header(token)
+    except jwt.DecodeError:
+        raise TokenError("it is neither a JSON Web Token nor the whole text of client.token") from None
 
 
 def _identity(claims: Mapping[str, object], settings: OidcSettings) -> Identity:

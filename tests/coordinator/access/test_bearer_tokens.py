@@ -177,6 +177,11 @@ def test_no_token_at_all(token: str) -> None:
         verify(token, KNOWN, SETTINGS)
 
 
+@pytest.mark.parametrize("token", ["a" * 40, "a.b.c", "é"])
+def test_a_mangled_token_of_either_kind_is_told_as_such(token: str) -> None:
+    assert "neither a JSON Web Token nor the whole text of client.token" in refusal(token)
+
+
 def test_deep_and_changed_content() -> None:
     header, payload, signature = sign(KEYS["es"][1], "ES256", "es").split(".")
     deep = jwt.utils.base64url_encode(b"[" * 3_000).decode()

@@ -235,6 +235,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
     shown.add("About", about)
     shown.add("State", command_state(command))
     shown.add("Phase", command.phase)
+    shown.add("Cancellation", "requested" if command.cancel_requested else "")
     shown.add("Actor", f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}")
     shown.add("Owners", ", ".join(command.owners))
     shown.add_time("Created", command.create_time)

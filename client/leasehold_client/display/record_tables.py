@@ -73,13 +73,19 @@ def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:
         Column("ID", lambda command: command.command_id),
         Column("OPERATION", operation_name),
         Column("ABOUT", about, drop=3, shrinks=True),
-        Column("STATE", command_state, is_state=True),
+        Column("STATE", _command_state, is_state=True),
         Column("AGE", lambda command: age_text(command.create_time), drop=1),
         Column("PHASE", lambda command: command.phase or "-", is_wide=True),
         Column("ACTOR", lambda command: command.actor or "-", is_wide=True),
         Column("CREATED", lambda command: time_text(command.create_time), is_wide=True),
         Column("MESSAGE", lambda command: command.error.message or "-", drop=2, shrinks=True),
     )
+
+
+def _command_state(command: Command) -> str:
+    state = command_state(command)
+    is_open = not command.HasField("end_time")
+    return f"{state},cancelling" if command.cancel_requested and is_open else state
 
 
 def checkpoint_columns(worker_names: Mapping[str, str]) -> Sequence[Column[Checkpoint]]:

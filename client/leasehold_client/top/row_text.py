@@ -282,7 +282,8 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
 def progress_text(command: Command) -> str:
     """The phase of an open command, the phases of a successful one with their rates, or the failure."""
     if not has_ended(command.state):
-        return command.phase or "waits for its worker"
+        progress = command.phase or "waits for its worker"
+        return f"{progress}, cancellation requested" if command.cancel_requested else progress
     if command.state == command_pb2.COMMAND_STATE_SUCCEEDED:
         return _success_text(command.result)
     return f"{one_line(command.error.message)} ({reason_name(command.error.reason)})"

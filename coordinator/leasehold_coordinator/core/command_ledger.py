@@ -401,7 +401,12 @@ class CommandLedger:
             return []
         if stored.command.state == PENDING:
             return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())
-        asked = self._put(replace(stored, cancel_requested=True))
+        command = Command()
+        command.CopyFrom(stored.command)
+        command.cancel_requested = True
+        command.revision += 1
+        command.update_time.CopyFrom(now)
+        asked = self._put(replace(stored, command=command, cancel_requested=True))
         return [Store(asked), Send(asked, cancel=True)]
 
     def tick(

@@ -84,6 +84,7 @@ COMMAND: Final[Rows] = {
     "actor": HIDDEN,
     "owners": HIDDEN,
     "on_behalf_of": HIDDEN,
+    "cancel_requested": HIDDEN,
 }
 """A command of others. Clients of a watch compare revisions."""
 
@@ -112,6 +113,7 @@ SHARED_COMMAND: Final[Rows] = {
     "actor": SHOWN,
     "owners": SHOWN,
     "on_behalf_of": SHOWN,
+    "cancel_requested": SHOWN,
 }
 """A command about workloads of several owners, for one of them."""
 

@@ -93,6 +93,20 @@ def test_a_gpu_a_command_and_a_checkpoint(leasehold: CommandLine, fleet: Scripte
     assert described(leasehold, "checkpoint", "k-2")["Size"] == "3.0 GiB"
 
 
+def test_a_command_whose_cancellation_is_requested(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    asked = command(command_pb2.COMMAND_STATE_RUNNING, workload_id="id-of-one", cancel_requested=True)
+    fleet.answers |= {
+        "GetCommand": lambda request, context: GetCommandResponse(command=asked),
+        "ListCommands": lambda request, context: ListCommandsResponse(commands=[asked]),
+    }
+    assert described(leasehold, "command", "c-1")["Cancellation"] == "requested"
+    assert "RUNNING,cancelling" in leasehold("get", "commands").stdout
+    asked.end_time.FromSeconds(1)
+    assert "cancelling" not in leasehold("get", "commands").stdout
+
+
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     for words, code, match in (
         (["events", "e-1"], 2, "events have no description"),

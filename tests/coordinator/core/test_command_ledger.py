@@ -270,7 +270,12 @@ def test_the_timeout_that_is_sent_is_what_is_left() -> None:
 
 def test_a_cancellation_is_remembered_until_the_worker_comes() -> None:
     ledger = sent()
+    before = ledger.commands["c1"].command
+    assert not before.cancel_requested
     assert kinds(ledger.cancel("c1", at(1))) == [Store, Send]
+    asked = ledger.commands["c1"].command
+    assert (asked.cancel_requested, asked.state) == (True, before.state)
+    assert asked.revision == before.revision + 1
     again = CommandLedger(ledger.commands.values())
     effects = again.welcome(ALPHA, INSTANCE, set(), at(2))
     assert [effect.cancel for effect in effects if isinstance(effect, Send)] == [False, True]

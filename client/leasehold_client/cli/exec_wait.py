@@ -16,6 +16,7 @@ RESTART_TIMEOUT_S: Final = 30.0
 """How long a restart of the worker is tolerated."""
 
 RESTART_PAUSE_S: Final = 0.2
+
 SILENCE_S: Final = 5.0
 """How long a worker may be silent before a line says so."""
 
@@ -43,7 +44,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
                 worker = stack.enter_context(LocalWorker(socket, deadline.connect_timeout_s))
                 stack.callback(lines.close)
                 lines.expect(worker.path)
-                for response in worker.claim(deadline.apply(request)):
+                for response in worker.claim(request):
                     if response.HasField("granted"):
                         lines.close()
                         stack.pop_all()
@@ -57,6 +58,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(RESTART_PAUSE_S)
+            request = deadline.apply(request)
         else:
             raise LeaseholdError("the worker ended the claim without a reason: see its log")
 

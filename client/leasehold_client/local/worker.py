@@ -154,10 +154,7 @@ class LocalWorker:
             # The worker identifies a connection by the process that made it, so channels never share one.
             options=[
                 ("grpc.use_local_subchannel_pool", 1),
-                (
-                    "grpc.min_reconnect_backoff_ms",
-                    int(connect_timeout_s * 1000),
-                ),  # of one attempt
+                ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),  # one attempt's timeout
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),  # a late reconnect loses the lease
             ],

@@ -46,7 +46,6 @@ TICK_S: Final = 0.1
 AGES_S: Final = 1.0
 """Time between two updates of ages."""
 
-
 LOW_SCREEN: Final = 20
 """Height below which a note has two lines, so that it leaves lines to the fleet."""
 

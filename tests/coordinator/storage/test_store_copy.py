@@ -17,7 +17,7 @@ def test_errors_of_the_copy_are_those_of_its_disk(tmp_path: Path, monkeypatch: p
     connect = sqlite3.connect
 
     def connect_to_full_disk(database: str | Path, **options: Any) -> sqlite3.Connection:
-        connection = connect(database, **options)
+        connection: sqlite3.Connection = connect(database, **options)
         if database == copy:
             connection.execute("PRAGMA max_page_count=1")  # SQLite answers as on a full disk
         return connection

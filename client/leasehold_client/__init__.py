@@ -19,6 +19,7 @@ from leasehold_client.errors import (
     CommandWaitTimeoutError,
     LeaseholdError,
     NoCoordinatorError,
+    UsageError,
     WaitTimeoutError,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "Hook",
     "LeaseholdError",
     "NoCoordinatorError",
+    "UsageError",
     "WaitTimeoutError",
     "Worker",
     "Workload",

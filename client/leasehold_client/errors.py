@@ -24,6 +24,7 @@ _NETWORK: Final = "check the network, or correct the address"
 _CONNECTION_PROBLEMS: Final = {
     "Connection refused": ("connection refused", _START),
     "before receiving SETTINGS frame": ("a program listens there, and does not respond", _LOOK),
+    "Handshake read failed (Endpoint closing)": ("a program listens there, and does not respond", _LOOK),
     "Deadline Exceeded": ("it did not respond in time", _LOOK),
     "Failed parsing HTTP/2": ("a program that is no coordinator listens there", _CORRECT),
     "Domain name not found": ("no host has this name", _CORRECT),

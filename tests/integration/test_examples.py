@@ -144,13 +144,33 @@ def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     fleet.run_counter("two")
     printed = run(fleet, str(ROOT / "examples/suspend_host.py"), "alpha", answers="\n")
     assert printed.splitlines() == [
-        "2 workloads are suspended. Press Enter to restore them.",
-        "2 workloads are restored.",
+        "Suspended workloads: 2. Press Enter to restore them.",
+        "Restored workloads: 2.",
     ]
     for name in ("one", "two"):
         fleet.wait_counting(name)
         fleet.cli("stop", name)
-    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 20
+    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ([], 2, "usage: suspend_host.py .*the following arguments are required: worker"),
+        (["nobody"], 1, "^suspend_host: .*nobody.*$"),
+    ],
+    ids=["none", "unknown"],
+)
+def test_a_wrong_host_is_told_without_a_traceback(
+    fleet: Fleet, arguments: list[str], code: int, told: str
+) -> None:
+    with variables_set(fleet.variables):
+        command = [sys.executable, str(ROOT / "examples/suspend_host.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert re.search(told, done.stderr.strip(), re.DOTALL)
 
 
 class Echo(StreamRequestHandler):

@@ -39,6 +39,10 @@ def label_filter(selector: str) -> str:
                 f"invalid selector {selector!r} at {selector[position:].strip()[:40]!r}: write KEY=VALUE, "
                 "KEY!=VALUE, KEY, !KEY, or KEY in (A,B), separated by commas"
             )
+        if term["set"] and not term["values"].strip():  # NOT () would match everything
+            raise UsageError(
+                f"invalid selector {selector!r}: {term['key']} {term['set']} () has no value: give one"
+            )
         conditions.append(_condition(term))
         position = term.end()
     return " AND ".join(conditions)

@@ -16,6 +16,10 @@ RESTART_TIMEOUT_S: Final = 30.0
 """How long a restart of the worker is tolerated."""
 
 RESTART_PAUSE_S: Final = 0.2
+
+SILENCE_S: Final = 5.0
+"""How long a worker may be silent before a line says so."""
+
 LINE_INTERVAL_S: Final = 1.0
 """Shortest time between two status lines."""
 
@@ -37,8 +41,9 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
         lines = StatusLines()
         try:
             with ExitStack() as stack:
-                worker = stack.enter_context(LocalWorker(socket))
+                worker = stack.enter_context(LocalWorker(socket, deadline.connect_timeout_s))
                 stack.callback(lines.close)
+                lines.expect(worker.path)
                 for response in worker.claim(request):
                     if response.HasField("granted"):
                         lines.close()
@@ -71,12 +76,20 @@ class StatusLines:
         self._newest: ClaimWaiting | None = None
         self._next_at = 0.0
         self._timer: threading.Timer | None = None
+        self._silence: threading.Timer | None = None
         self._closed = False
 
     @property
     def any(self) -> bool:
         """Whether a state was reported."""
         return self._newest is not None
+
+    def expect(self, path: Path) -> None:
+        """Prints a line about a silent worker, unless a state is reported or the lines are closed in time."""
+        timer = threading.Timer(SILENCE_S, self._write_silence, (path,))
+        timer.daemon = True
+        timer.start()
+        self._silence = timer  # only now, as in show()
 
     def show(self, waiting: ClaimWaiting) -> None:
         """Prints a state, now or at the end of the interval."""
@@ -95,10 +108,16 @@ class StatusLines:
         """Stops printing."""
         with self._lock:
             self._closed = True
-            timer = self._timer
-        if timer is not None:
-            timer.cancel()
-            timer.join()
+            timers = self._timer, self._silence
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+
+    def _write_silence(self, path: Path) -> None:
+        with self._lock:
+            if self._newest is None and not self._closed:
+                echo_error(f"leasehold: the worker at {path} does not answer yet")
 
     def _write_late(self) -> None:
         with self._lock:

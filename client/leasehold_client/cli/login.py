@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     "--token",
     "source",
     required=True,
+    callback=not_empty,
     metavar="FILE|-",
     help="File with the join token; - reads it from standard input.",
 )

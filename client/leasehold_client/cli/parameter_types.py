@@ -113,4 +113,5 @@ def refuse_empty(ctx: click.Context) -> None:
 def _refuse_if_empty(ctx: click.Context, param: click.Parameter, value: object) -> None:
     is_empty = "" in value if isinstance(value, tuple) else value == ""
     if is_empty and ctx.get_parameter_source(param.name or "") in _GIVEN:
-        raise click.BadParameter("the value is empty: give one, or leave it out", ctx, param)
+        remedy = "give one" if param.required else "give one, or leave it out"
+        raise click.BadParameter(f"the value is empty: {remedy}", ctx, param)

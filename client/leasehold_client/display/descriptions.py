@@ -25,7 +25,7 @@ from leasehold_client.display.fleet_tables import (
 from leasehold_client.display.outcome import failure_lines, timing_line
 from leasehold_client.display.standard_output import echo_escaped
 from leasehold_client.display.tables import field_size, field_text
-from leasehold_client.display.terminal_text import one_line, safe_cell
+from leasehold_client.display.terminal_text import safe_cell
 from leasehold_client.messages import (
     command_state,
     duration_s,
@@ -61,10 +61,9 @@ class Description:
 
     def echo(self) -> None:
         """Prints the fields, aligned."""
-        shown = [(safe_cell(one_line(name)), one_line(text)) for name, text in self.fields if text]
+        shown = [(safe_cell(name), safe_cell(text)) for name, text in self.fields if text]
         width = max((len(name) for name, _ in shown), default=0) + 2
-        for name, text in shown:
-            safe = safe_cell(text)
+        for name, safe in shown:
             if name == self.state and terminal.has_colour():
                 safe = terminal.coloured(safe, safe)
             echo_escaped(f"{f'{name}:'.ljust(width)} {safe}")

@@ -12,7 +12,7 @@ from leasehold_client.arguments.gpu_names import gpu_place
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.tables import Column, field_size, field_text
-from leasehold_client.display.terminal_text import one_line
+from leasehold_client.display.terminal_text import safe_cell
 from leasehold_client.messages import age_text, enum_name, time_text, workload_state
 
 UNREMARKABLE: Final = (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK)
@@ -97,12 +97,12 @@ def gpu_reason(lease: GpuLease) -> str:
     """Hold, health problem, cordon and foreign processes of a GPU, leased or not. Empty: none."""
     parts = []
     if lease.HasField("hold"):
-        by = f" by {one_line(lease.hold.held_by)}" if lease.hold.held_by else ""
+        by = f" by {safe_cell(lease.hold.held_by)}" if lease.hold.held_by else ""
         name = f", hold {lease.hold.hold_id}" if lease.hold.hold_id else ""
         parts.append(f"held{by} until {time_text(lease.hold.expire_time)}{name}")
     if lease.health not in UNREMARKABLE:
         health = enum_name(gpu_pb2.GpuHealth.Name, lease.health, "GPU_HEALTH_")
-        parts.append(f"{health}: {one_line(lease.health_reason)}" if lease.health_reason else health)
+        parts.append(f"{health}: {safe_cell(lease.health_reason)}" if lease.health_reason else health)
     if lease.HasField("cordon"):
         parts.append(cordon_text(lease.cordon))
     parts += [_foreign_text(process) for process in lease.foreign_processes]
@@ -113,18 +113,18 @@ def gpu_reason(lease: GpuLease) -> str:
 
 def cordon_text(cordon: Cordon) -> str:
     """Operator and reason of a cordon."""
-    by = f" by {one_line(cordon.cordoned_by)}" if cordon.cordoned_by else ""
-    return f"cordoned{by}: {one_line(cordon.reason)}"
+    by = f" by {safe_cell(cordon.cordoned_by)}" if cordon.cordoned_by else ""
+    return f"cordoned{by}: {safe_cell(cordon.reason)}"
 
 
 def _foreign_text(process: ForeignProcess) -> str:
     words = [f"pid {process.pid}"]
-    words += [f"of {one_line(process.user)}"] if process.user else []
-    words += [f"({one_line(process.command)})"] if process.command else []
+    words += [f"of {safe_cell(process.user)}"] if process.user else []
+    words += [f"({safe_cell(process.command)})"] if process.command else []
     if process.HasField("device_memory_bytes"):
         words.append(f"holds {size_text(process.device_memory_bytes)}")
     if process.workload_id:
-        words.append(f"of workload {one_line(process.workload_name)}, which does not lease it")
+        words.append(f"of workload {safe_cell(process.workload_name)}, which does not lease it")
     return " ".join(words)
 
 

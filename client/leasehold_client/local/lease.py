@@ -201,7 +201,7 @@ def claim(
         resources: All resources, which replace ``gpus``.
         name: Name of the workload. Empty: generated.
         priority: Priority in the queue, higher first.
-        wait_s: Longest wait. None: no limit; 0: no wait.
+        wait_s: Longest wait. None: no limit; 0: no wait. A worker has 3 s to answer, also if this is shorter.
         helper: Terms of a preemptible workload. None: not preemptible.
         eviction: Eviction policy. None: ``retain+cuda_suspend``.
         hooks: Hooks around suspend and restore, in order.
@@ -221,7 +221,7 @@ def claim(
     )
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_STREAM)
     check_access(socket)
-    with LocalWorker(socket) as worker:
+    with LocalWorker(socket, Deadline(opened).connect_timeout_s) as worker:
         lease = LocalLease(worker, ClaimRequest(open=opened), on_waiting)
         lease.wait_granted()
         try:

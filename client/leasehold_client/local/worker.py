@@ -28,6 +28,14 @@ from leasehold_client.errors import LeaseholdError, decode_refusal
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
 RELEASE_TIMEOUT_S: Final = 60.0
+SHORTEST_CONNECT_TIMEOUT_S: Final = 3.0
+"""How long a worker has to answer at least, also if the wait of a claim is shorter."""
+
+LONGEST_CONNECT_TIMEOUT_S: Final = 20.0
+"""How long a worker has to answer at most, as gRPC has it by default."""
+
+_SILENT: Final = "before receiving SETTINGS frame"
+"""Part of gRPC's text if a process accepts connections and does not respond."""
 
 Response = TypeVar("Response")
 
@@ -109,11 +117,22 @@ class Deadline:
         if wanted.HasField("wait"):
             self._time = time.monotonic() + wanted.wait.ToTimedelta().total_seconds()
 
+    @property
+    def left_s(self) -> float | None:
+        """The remaining wait. None: no limit."""
+        return None if self._time is None else max(0.0, self._time - time.monotonic())
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long the worker has to answer. A later answer could grant a claim whose wait is over."""
+        left_s = LONGEST_CONNECT_TIMEOUT_S if self.left_s is None else self.left_s
+        return min(max(SHORTEST_CONNECT_TIMEOUT_S, left_s), LONGEST_CONNECT_TIMEOUT_S)
+
     def apply(self, request: ClaimRequest) -> ClaimRequest:
         """Sets the remaining wait in a request."""
-        if self._time is not None:
-            left = timedelta(seconds=max(0.0, self._time - time.monotonic()))
-            request.open.wait.FromTimedelta(left)
+        left_s = self.left_s
+        if left_s is not None:
+            request.open.wait.FromTimedelta(timedelta(seconds=left_s))
         return request
 
 
@@ -123,15 +142,19 @@ class LocalWorker:
 
     Args:
         path: The socket. None: :func:`socket_path`.
+        connect_timeout_s: How long the worker has to answer a connection.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(
+        self, path: str | Path | None = None, connect_timeout_s: float = LONGEST_CONNECT_TIMEOUT_S
+    ) -> None:
         self.path = Path(path) if path is not None else socket_path()
         self._channel = grpc.insecure_channel(
             f"unix:{self.path}",
             # The worker identifies a connection by the process that made it, so channels never share one.
             options=[
                 ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),  # one attempt's timeout
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),  # a late reconnect loses the lease
             ],
@@ -185,10 +208,19 @@ class LocalWorker:
         except LeaseholdError as closed:
             return closed
         call = cast("grpc.Call", error)
+        if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED or _SILENT in (call.details() or ""):
+            return self._silent(call.code())
         return NoWorkerError(
             f"no worker answers at {self.path} ({self._problem() or call.details()}): start `leasehold "
             f"worker`, or name its socket with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
+        )
+
+    def _silent(self, code: grpc.StatusCode) -> NoWorkerError:
+        return NoWorkerError(
+            f"the worker at {self.path} did not answer in time: a process listens there and does not "
+            "respond; look at the process and its log",
+            code=code,
         )
 
     def _problem(self) -> str:

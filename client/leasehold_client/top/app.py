@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.events import Resize
 from textual.widgets import Input, Static
 from textual.worker import Worker as TextualWorker
 from textual.worker import WorkerFailed
@@ -21,7 +22,7 @@ from leasehold_client.top.dialogs import TextDialog
 from leasehold_client.top.filter_feed import FilterFeed
 from leasehold_client.top.fleet_feed import FleetFeed
 from leasehold_client.top.fleet_model import FleetModel
-from leasehold_client.top.key_help import HELP, KEYS
+from leasehold_client.top.key_help import HELP, keys_line
 from leasehold_client.top.operations import Operations
 from leasehold_client.top.plain_filter import FILTER_LIMIT, is_expression
 from leasehold_client.top.row_list import RowList
@@ -44,6 +45,9 @@ TICK_S: Final = 0.1
 
 AGES_S: Final = 1.0
 """Time between two updates of ages."""
+
+LOW_SCREEN: Final = 20
+"""Height below which a note has two lines, so that it leaves lines to the fleet."""
 
 
 @final
@@ -107,7 +111,7 @@ class TopApp(App[None]):
             max_length=FILTER_LIMIT,
         )
         yield Static("", id="note", markup=False)
-        yield Static(KEYS, id="keys")
+        yield Static(keys_line(self.size.width), id="keys")
 
     def on_mount(self) -> None:
         """Starts the watches and the updates."""
@@ -116,6 +120,11 @@ class TopApp(App[None]):
         self.set_interval(TICK_S, self._update_rows)
         self.set_interval(AGES_S, self._update_ages)
         self._update_texts()
+
+    def on_resize(self, event: Resize) -> None:
+        """Fits the line of keys to the terminal."""
+        for line in self.query("#keys").results(Static):
+            line.update(keys_line(event.size.width))
 
     def _handle_exception(self, error: Exception) -> None:
         """Ends the page after a defect. textual would print a traceback with the values of variables."""
@@ -169,7 +178,7 @@ class TopApp(App[None]):
         state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
         who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
         self._write("connection", f"{state} | {self._client.address} | {who}", style)
-        self._write("note", self._note_text())
+        self._write("note", self._note_text(), "short" if self.size.height < LOW_SCREEN else "")
         if self._paused_at_s is None:
             is_unknown = bool(self.contact.refusal) and not self.model.workers.values
             self._write("counts", "" if is_unknown else counts_text(self.model))
@@ -258,7 +267,10 @@ class TopApp(App[None]):
         self.push_screen(TextDialog("leasehold top", lambda: HELP))
 
     def action_leave(self) -> None:
-        """Leaves a move, the input of a filter, or the last message."""
+        """Leaves a move, the input of a filter, the last message, or a filter that was refused."""
+        is_open = self.query_one("#filter", Input).display
+        if self._filter is not None and self._filter.refusal and not self._operations.text and not is_open:
+            self._filter_by("")
         self._operations.leave()
         self._close_filter()
 

@@ -11,10 +11,19 @@ _KEYS: Final = (
     *("/ filter", "? help", "q quit", "o sort", "p pause", "Tab commands", "Enter details"),
 )
 
-KEYS: Final = Text(" ").join(
-    Text.assemble((key, "bold reverse"), " ", word) for key, _, word in (one.partition(" ") for one in _KEYS)
-)
-"""The line of keys, the most needed first."""
+_WAYS_OUT: Final = ("? help", "q quit")
+
+
+def keys_line(width: int) -> Text:
+    """The line of keys, the most needed first. A narrow line begins with the keys of help and quit."""
+    needed = _KEYS[: _KEYS.index("q quit") + 1]
+    fits = len(" ".join(needed)) + 2 <= width  # with the padding of top.tcss
+    keys = _KEYS if fits else (*_WAYS_OUT, *(key for key in _KEYS if key not in _WAYS_OUT))
+    return Text(" ").join(
+        Text.assemble((key, "bold reverse"), " ", word)
+        for key, _, word in (one.partition(" ") for one in keys)
+    )
+
 
 HELP: Final = (
     "A host has a slot for each GPU. Below the slots are",
@@ -42,6 +51,7 @@ HELP: Final = (
     "/  filter      words that a host, GPU or workload",
     "               contains, or an expression of docs/api.md,",
     "               such as: gpu_name:H100 AND state = FREE",
+    "               Esc ends a filter that was refused.",
     "o  sort        next order of hosts",
     "p  pause       stop the list, until p, a filter, or",
     "               another order",

@@ -1,11 +1,16 @@
 """A copy of a store's SQLite file, made while a coordinator serves it."""
 
+import errno
 import os
 import sqlite3
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Final
 
 from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, unusable
+
+_WRITE_ERRORS: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR_WRITE: errno.EIO}
+"""SQLite's errors of the copy's disk, since only the copy is written."""
 
 
 def copy_store(path: Path, copy: Path) -> tuple[int, str]:
@@ -41,8 +46,14 @@ def copy_file(path: Path, copy: Path) -> sqlite3.Connection:
     source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)
     with closing(source), ExitStack() as undone:
         target = undone.enter_context(closing(sqlite3.connect(copy)))
-        source.backup(target)
-        target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+        try:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+        except sqlite3.OperationalError as error:
+            number = _WRITE_ERRORS.get(error.sqlite_errorcode)
+            if number is None:
+                raise
+            raise OSError(number, os.strerror(number), str(copy)) from error
         undone.pop_all()
         return target
 

@@ -29,7 +29,8 @@ def test_a_selector_becomes_a_filter(selector: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "selector", ["=x", "a=b=c", "a b", "a in x", "a,,b", ",", "!", "a in (x", "(a)", "-a=1"]
+    "selector",
+    ["=x", "a=b=c", "a b", "a in x", "a,,b", ",", "!", "a in (x", "(a)", "-a=1", "a in ()", "b, a notin ( )"],
 )
 def test_an_invalid_selector_is_refused(selector: str) -> None:
     with pytest.raises(UsageError, match="invalid selector"):

@@ -31,6 +31,7 @@ def fleet(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
     shown = workload("one")
     shown.create_time.FromSeconds(1_700_000_000)
     shown.labels["team"] = "vision"
+    shown.annotations["note"] = "a\nb\tc"
     shown.spec.arguments.extend(["python", "train\x1b.py"])
     shown.spec.secret_environment["KEY"] = ""
     member = shown.status.members.add(pid=7, state=workload_pb2.MEMBER_STATE_RUNNING)
@@ -72,6 +73,7 @@ def test_a_workload(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     assert fields["Program"] == "python train\\x1b.py"
     assert fields["Variables"] == "KEY"
     assert fields["Labels"] == "team=vision"
+    assert fields["Annotations"] == "note=a\\nb\\tc"
     assert fields["Process 7"] == "RUNNING, alpha/0 1.0 MiB"
     assert "Ended" not in fields
     printed = leasehold("describe", "wl", "one").stdout
@@ -82,7 +84,7 @@ def test_a_workload(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
 def test_a_worker(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     fields = described(leasehold, "worker", "alpha")
     assert fields["GPUs"] == "?", "what is unknown is not 0"
-    assert fields["Capability gpu_remap"] == "no: needs driver 580 \\x1b[31m"
+    assert fields["Capability gpu_remap"] == "no: needs driver 580\\n\\x1b[31m"
     assert "\nGPUs:\nGPU " in leasehold("describe", "worker", "alpha").stdout
 
 

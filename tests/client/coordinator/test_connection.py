@@ -170,6 +170,26 @@ def test_a_coordinator_that_is_just_starting_is_waited_for(scripted: ScriptedCoo
     assert isinstance(waits[0], NoCoordinatorError)
 
 
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_coordinator_that_accepts_connections_and_does_not_respond(is_secure: bool) -> None:
+    """As a stopped process does, whose connections the kernel accepts."""
+    options = [("grpc.min_reconnect_backoff_ms", 200)]  # otherwise 20 s
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            grpc.secure_channel(address, grpc.ssl_channel_credentials(), options)
+            if is_secure
+            else grpc.insecure_channel(address, options)
+        ) as channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/leasehold.v1.X/Y")
+            with pytest.raises(grpc.RpcError) as failed:
+                call(b"")
+            error = decode_error(failed.value, address)
+    assert "(a program listens there, and does not respond): look at its process" in error.message
+
+
 def test_what_does_not_answer_is_told_in_plain_words() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -152,7 +152,7 @@ def write_certificate(folder: Path, age: datetime.timedelta, usage: x509.ObjectI
         pytest.param(
             -HOUR / 2,
             ExtendedKeyUsageOID.CLIENT_AUTH,
-            "as a coordinator does that requires a client certificate",
+            "as a coordinator does that requires a client certificate of its own authority: ",
             marks=pytest.mark.long,
         ),
     ],
@@ -172,5 +172,7 @@ def test_a_client_certificate_that_the_server_refuses(
             client.workers()
         assert f"{address} ended the TLS handshake" in error.value.message
         assert expected in error.value.message
+        is_other = "requires a client certificate" in expected
+        assert ("on the coordinator's host, leave out --coordinator" in error.value.message) == is_other
     closed = "UNAVAILABLE: failed to connect to all addresses; last error: Socket closed"
     assert expected in (workers.explain_closed(closed, address, path) or "")

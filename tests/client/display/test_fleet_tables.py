@@ -37,7 +37,7 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
     assert headings[5:7] == ["CPU", "MEMORY"]
     assert alpha[:2] == ["alpha", "CONNECTED,cordoned"]
     assert alpha[5:7] == ["2.5/8", "1.5 GiB/16.0 GiB"]
-    assert alpha[-1] == "cordoned by ann@host: fan is loud"
+    assert alpha[-1] == "cordoned by ann@host: fan is\\nloud"
     assert (beta[1], beta[5:7], beta[-1]) == ("LOST", ["?", "?"], "-")
 
 
@@ -77,7 +77,7 @@ def test_everything_that_is_known_against_a_gpu_is_told() -> None:
         ],
     )
     assert gpu_reason(lease) == (
-        "XID_ERROR: Xid 79: fell off the bus; cordoned by ann@host: fan is loud; "
+        "XID_ERROR: Xid 79:  fell off the bus; cordoned by ann@host: fan is\\nloud; "
         "pid 7 of bob (python train.py) holds 1.0 GiB; pid 8; pid 9 of workload one, which does not lease it"
     )
     assert gpu_reason(GpuLease(health=gpu_pb2.GPU_HEALTH_THROTTLED)) == "THROTTLED"

@@ -4,13 +4,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from queue import Queue
 from tempfile import TemporaryDirectory
 
 import pytest
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest
+from leasehold_client.cli import exec_wait
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.local import claim, worker
 from leasehold_client.local.worker import LocalWorker, NoWorkerError
+from leasehold_client.messages import duration
 
 AS_ANOTHER_USER = """
 import importlib, os, pkgutil, sys
@@ -103,6 +110,51 @@ def test_a_program_is_told_that_the_socket_is_closed(path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "what"), [("", "not a socket"), ("none", "no such socket")])
 def test_a_path_that_is_no_socket_is_told(tmp_path: Path, name: str, what: str) -> None:
-    with LocalWorker(tmp_path / name) as worker, pytest.raises(NoWorkerError) as error:
-        worker.list()
+    with LocalWorker(tmp_path / name) as local, pytest.raises(NoWorkerError) as error:
+        local.list()
     assert error.value.message.startswith(f"no worker answers at {tmp_path / name} ({what}): start ")
+
+
+@pytest.fixture
+def silent_path() -> Iterator[Path]:
+    """A socket that accepts connections and does not respond, as that of a stopped worker."""
+    with TemporaryDirectory(dir="/tmp") as folder, closing(socket.socket(socket.AF_UNIX)) as listening:
+        found = Path(folder) / "worker.sock"
+        listening.bind(str(found))
+        listening.listen()
+        yield found
+
+
+def test_a_silent_worker_ends_the_wait_of_a_claim(silent_path: Path) -> None:
+    told: Queue[LeaseholdError] = Queue()
+
+    def wait() -> None:
+        try:
+            with claim(wait_s=0, socket=silent_path):
+                pass
+        except LeaseholdError as error:
+            told.put(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    message = told.get(timeout=15).message  # gRPC's own timeout is 20 s
+    thread.join()
+    assert message.startswith(f"the worker at {silent_path} did not answer in time: a process listens there")
+
+
+def test_a_silent_worker_is_told_of(silent_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "CALL_TIMEOUT_S", 0.1)
+    with LocalWorker(silent_path) as local, pytest.raises(NoWorkerError) as error:
+        local.list()
+    assert error.value.message.endswith("does not respond; look at the process and its log")
+
+
+def test_exec_says_that_a_worker_is_silent(
+    silent_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "SHORTEST_CONNECT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(exec_wait, "SILENCE_S", 0.1)
+    opened = ClaimOpen(wait=duration(0))
+    with pytest.raises(NoWorkerError, match="did not answer in time"):
+        exec_wait.wait_granted(silent_path, ClaimRequest(open=opened))
+    assert capsys.readouterr().err == f"leasehold: the worker at {silent_path} does not answer yet\n"

@@ -389,6 +389,29 @@ def test_filters_of_words_and_of_expressions(fleet: ScriptedFleet) -> None:
     play(fleet, steps)
 
 
+def test_a_refused_filter_leaves_lines_to_the_fleet_and_ends_with_escape(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        page.app._filter_by("nope = 3")
+        await page.shows("no field is named 'nope'")
+        assert page.app.query_one("#note").size.height <= 2
+        await page.press("slash", "escape")  # leaves the input only
+        await page.shows("no field is named 'nope'")
+        await page.press("escape")
+        await page.shows("order: name")
+        assert "nope" not in page.text()
+
+    play(fleet, steps, width=40, height=12)
+
+
+def test_a_narrow_terminal_shows_the_keys_of_help_and_quit(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.shows("? help q quit s suspend")
+        await page.pilot.resize_terminal(120, 24)
+        await page.shows("s suspend r restore m move x stop c cordon k cancel / filter ? help q quit")
+
+    play(fleet, steps, width=40)
+
+
 def test_a_refused_filter_names_the_fields_of_both_kinds(fleet: ScriptedFleet) -> None:
     fields = {
         "WatchFleet": sorted({*list_fields.WORKERS, *list_fields.GPUS}),

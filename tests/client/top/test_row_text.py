@@ -2,6 +2,7 @@
 
 import pytest
 from leasehold.v1 import command_pb2, eviction_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.gpu_pb2 import GpuSample
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold_client.top.fleet_model import FleetModel
@@ -100,6 +101,17 @@ def test_an_unknown_size_is_not_zero_in_a_sum() -> None:
             model.fold_workloads(WatchWorkloadsResponse(workload=one))
         model.fold_workloads(WatchWorkloadsResponse(bookmark=END_OF_SNAPSHOT))
         assert f" | {text}" in counts_text(model)
+
+
+def test_gpus_out_of_contact_are_not_free() -> None:
+    model = FleetModel()
+    lost = worker("beta", state=worker_pb2.WORKER_STATE_LOST)
+    for one in (worker(), lost):
+        model.fold_fleet(WatchFleetResponse(worker=one))
+    for known in (gpu(0), gpu(1), gpu(0, worker="beta")):
+        model.fold_fleet(WatchFleetResponse(gpu=known))
+    model.fold_fleet(WatchFleetResponse(bookmark=END_OF_SNAPSHOT))
+    assert counts_text(model) == "2 hosts, 1 out of contact | 3 GPUs: 2 free, 1 out of contact"
 
 
 def test_waiting_claims() -> None:

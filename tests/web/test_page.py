@@ -147,10 +147,12 @@ def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> Non
             page.click('nav a:text-is("Commands")')
             page.click('.command button:text-is("Cancel…")')
             page.click('dialog button:text-is("Cancel the command")')
-            expect(page.locator("dialog .command")).to_be_visible()
+            expect(page.locator("dialog")).to_contain_text("The cancellation was requested, and waits")
+            expect(page.locator("dialog footer")).to_have_text("Close")
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(page.locator("dialog .badge").first).to_have_text(re.compile("cancelled|succeeded"))
+        expect(page.locator("dialog")).not_to_contain_text("was requested")
 
 
 @pytest.mark.long

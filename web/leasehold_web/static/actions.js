@@ -109,12 +109,16 @@ async function onPicture(begin) {
   begin();
 }
 
+const stateNow = (workload) => live.workloads.get(workload.workload_id)?.status?.state;
+const over = (workload, state) => `${workload.name} is not ${state} any more, so there is no GPU to pick.`;
+
 function restoreOn(workload) {
   const needed = formerOf(workload).length;
   onPicture(() => beginPick({
     worker: workload.worker_id, sources: [], needed,
     text: `Pick ${count(needed, "free GPU")} of ${workerName(workload.worker_id)} for ${workload.name}.`,
     accepts: (gpu) => gpu.state === "FREE",
+    problem: () => !PARKED.has(stateNow(workload)) && over(workload, "parked"),
     done: (uuids) => restore(workload, uuids),
   }));
 }
@@ -126,6 +130,7 @@ function move(workload) {
     worker: workload.worker_id, sources, needed: sources.length,
     text: `Pick where ${workload.name} goes: ${count(sources.length, "free GPU")} of ${workerName(workload.worker_id)} with the same chip.`,
     accepts: (gpu) => gpu.state === "FREE" && gpu.name === model,
+    problem: () => stateNow(workload) !== "RUNNING" && over(workload, "running"),
     done: (uuids) => confirm({
       title: `Move ${workload.name}`, verb: "Move",
       picture: picture(sources.map((uuid, at) => [placeOf(uuid), placeOf(uuids[at])])),
@@ -144,6 +149,7 @@ function swap(workload) {
     worker: workload.worker_id, sources, needed: 1,
     text: `Pick a GPU of the workload that changes places with ${workload.name}. It must hold ${count(sources.length, "GPU")} of ${workerName(workload.worker_id)}.`,
     accepts: (gpu) => other(gpu) !== null,
+    problem: () => stateNow(workload) !== "RUNNING" && over(workload, "running"),
     done: ([uuid]) => {
       const second = other(live.gpus.get(uuid));
       if (!second) return;
@@ -235,7 +241,7 @@ function picture(pairs) {
 }
 
 // A text below the view, until it is closed or another one comes.
-function notice(...parts) {
+export function notice(...parts) {
   document.querySelector(".notice")?.remove();
   const element = h("div", { class: "notice box warn", role: "status" }, h("p", {}, parts), h("button", { type: "button", class: "quiet", onclick: () => element.remove(), "aria-label": "Close the notice" }, "✕"));
   document.body.append(element);

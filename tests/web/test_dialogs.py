@@ -1,6 +1,7 @@
 """The dialogs of actions: refusals, long names, the focus, and their sentences."""
 
 import json
+from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
@@ -22,6 +23,9 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         page.click(slot(page, 3))
         page.click('.drawer button:text-is("Cordon…")')
         page.fill("dialog #reason", "   ")
+        reason = page.locator("dialog #reason:invalid")
+        expect(reason).to_have_count(1)
+        reason.evaluate("one => one.removeAttribute('pattern')")  # the server refuses blanks, too
         page.click('dialog button:text-is("Cordon")')
         expect(page.locator("dialog .box.bad")).to_be_visible()
         expect(page.locator('dialog button:text-is("Cordon")')).to_be_disabled()
@@ -203,3 +207,47 @@ def test_a_sentence_agrees_with_its_number(browser: Browser, fleet: WebFleet) ->
         expect_sentences(
             "two", "2 GPUs become free: alpha/1, alpha/2.", "2 workloads with GPUs are suspended"
         )
+
+
+@pytest.mark.long
+def test_a_restore_shows_the_gpus_of_its_plan(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("cordon", "alpha/0", "--reason", "a fan")
+    asked: list[Route] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/train")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        with page.expect_request("**/api/plan"):
+            page.click('button:text-is("Restore")')
+        picture = page.locator("dialog .move-picture")
+        expect(page.locator("dialog")).to_contain_text("On its former GPUs if they are free")
+        expect(picture).to_have_count(0)
+        asked[0].continue_()
+        expect(picture).to_contain_text("host memory→alpha/1")
+        page.click('dialog button:text-is("Restore"):enabled')
+        expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
+    assert fleet.fleet.leases() == {"alpha/1": "train"}
+
+
+STOP: Final = """async (state) => {
+  const { workloadActions } = await import("/static/actions.js");
+  const buttons = workloadActions({ workload_id: "w-1", name: "one", status: { state } });
+  buttons.find((one) => one.textContent === "Stop…").click();
+  const dialog = document.querySelector("dialog");
+  const text = dialog.querySelector(".steps li").textContent;
+  dialog.remove();
+  return text;
+}"""
+
+
+@pytest.mark.long
+def test_a_stop_says_how_the_workload_ends(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        for states, told in (
+            (("RUNNING", "SLEEPING"), "The first process gets SIGTERM."),
+            (("SUSPENDED", "UNKNOWN", "WEDGED"), "All processes are killed at once"),
+            (("CHECKPOINTED", "STOPPED"), "The workload ends at once, since it has no process."),
+        ):
+            for state in states:
+                assert page.evaluate(STOP, state).startswith(told)

@@ -113,6 +113,9 @@ def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, flee
         expect(page.locator(".pick-bar")).to_contain_text("Too few qualify now (0)")
         fleet.fleet.cli("stop", "greedy")
         expect(page.locator(".pick-bar")).not_to_contain_text("Too few")
+        fleet.fleet.cli("restore", "train")
+        expect(page.locator(".notice")).to_contain_text("train is not parked any more")
+        expect(page.locator(".pick-bar")).to_have_count(0)
 
 
 @pytest.mark.long
@@ -147,10 +150,12 @@ def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> Non
             page.click('nav a:text-is("Commands")')
             page.click('.command button:text-is("Cancel…")')
             page.click('dialog button:text-is("Cancel the command")')
-            expect(page.locator("dialog .command")).to_be_visible()
+            expect(page.locator("dialog")).to_contain_text("The cancellation was requested, and waits")
+            expect(page.locator("dialog footer")).to_have_text("Close")
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(page.locator("dialog .badge").first).to_have_text(re.compile("cancelled|succeeded"))
+        expect(page.locator("dialog")).not_to_contain_text("was requested")
 
 
 @pytest.mark.long
@@ -288,11 +293,19 @@ def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Brow
             )
             expect(page.locator(".counts")).to_contain_text("4out of contact")
             expect(page.locator(".counts")).to_contain_text("0free")
-            expect(facts.nth(1)).to_contain_text("running (last known)")
+            expect(facts.nth(1)).to_contain_text("running and ready (last known)")
+            expect(page.locator(".host-name")).to_contain_text("3 of 4 free (last known)")
+            other.goto(f"{fleet.url}workers/alpha")
+            cards = [other.get_by_label(card, exact=True) for card in ("Resources", "GPUs", "Workloads")]
+            for card, told in zip(cards, ("3 of 4 +free", "leased", "running and ready"), strict=True):
+                expect(card).to_contain_text(re.compile(rf"{told} +\(last known\)"))
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(facts.first).not_to_contain_text("last known")
-        expect(checkpoints).to_contain_text(re.compile("No checkpoint|does not answer"))
+        for card in cards:
+            expect(card).not_to_contain_text("last known")
+        other.goto(f"{fleet.url}workloads/train")
+        expect(checkpoints).to_contain_text("No checkpoint")
 
 
 RUNNING_AFTER_A_FAILED_HOOK: Final = """async () => {
@@ -394,6 +407,52 @@ def test_an_unknown_workload_and_its_failed_rollback_are_shown_and_it_is_restore
         confirm(page, "Restore")
         expect(page.locator(".title-line .badge")).to_contain_text("running")
     fleet.wait_counting("train")
+
+
+@pytest.mark.long
+def test_a_wedged_workload_without_gpus_stands_beside_its_host(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("suspend", "train")
+    pid = fleet.fleet.client.workload("train").status.root_pid
+    fleet.fleet.hosts["alpha"].set_fault("restore", pid, error=2, times=1)
+    fleet.fleet.cli("restore", "train", code=1)
+    fleet.fleet.wait(lambda: fleet.fleet.leases() == {})
+    with open_page(browser, fleet.url, fleet.token) as page:
+        beside = page.locator(".host .parked a")
+        expect(beside).to_have_text("trainwedged")
+        expect(beside).to_have_attribute("title", "train: wedged")
+        expect(page.locator(".counts")).to_contain_text("0parked")
+        beside.click()
+        expect(page.locator("h1 + .badge")).to_have_text("wedged")
+
+
+@pytest.mark.long
+def test_a_running_workload_that_is_not_ready_is_told_so(browser: Browser, web_fleet: WebFleet) -> None:
+    web_fleet.fleet.start_worker("alpha")
+    web_fleet.fleet.cli("run", "--name", "train", "--gpus", "1", "--", "sleep", "600")  # it never uses CUDA
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.click(slot(page, 0))
+        expect(page.locator(".drawer")).to_contain_text("Staterunning, not ready")
+        page.goto(f"{web_fleet.url}workloads")
+        expect(page.locator("tbody tr")).to_contain_text("running, not ready")
+        page.click('a:text-is("train")')
+        expect(page.locator("h1 + .badge")).to_have_text("running, not ready")
+
+
+LIMITS: Final = """async () => {
+  const { planView } = await import("/static/plan_view.js");
+  const tier = (name, available) => ({ tier: name, needed_bytes: 1024, available_bytes: available });
+  return [[tier("HOST"), tier("DEVICE")], [tier("HOST", 2048), tier("DEVICE")]].map(
+    (tiers) => [...planView({ tiers }).querySelectorAll("th, td")].map((one) => one.textContent).join(" "));
+}"""
+
+
+@pytest.mark.long
+def test_a_plan_without_limits_has_no_column_for_them(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(LIMITS) == [
+            "Tier Needed host 1.0 KiB device 1.0 KiB",
+            "Tier Needed Available host 1.0 KiB 2.0 KiB device 1.0 KiB \N{EN DASH}",
+        ]
 
 
 JOINTS = """async () => {

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from typing import Final, TypeVar
@@ -122,7 +123,8 @@ async def get_names(request: web.Request) -> web.Response:
 
 
 async def get_history(request: web.Request) -> web.Response:
-    """The lease spans of a time, the latest first, and whether there are more than fit."""
+    """The lease spans of a time, the latest first, with the server's time and whether there are more."""
+    now_ms = 1000 * time.time()  # before the first page: a later change may be missing
     api = await request[SESSION].entry.api()
     asked = ListLeaseHistoryRequest(
         page_size=HISTORY_PAGE_SIZE,
@@ -139,7 +141,7 @@ async def get_history(request: web.Request) -> web.Response:
         asked.page_token = page.next_page_token
         if not asked.page_token:
             break
-    return answer({"spans": spans, "is_truncated": bool(asked.page_token)})
+    return answer({"spans": spans, "is_truncated": bool(asked.page_token), "time": now_ms})
 
 
 async def get_marks(request: web.Request) -> web.Response:

@@ -69,10 +69,18 @@ function restoreLead(workload, uuids) {
   return uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.";
 }
 
+// The GPUs of a restore: those that were picked, those that a sleeper never left, or else those of its plan.
+function restorePicture(workload, uuids, plan) {
+  const stays = workload.status?.state === "SLEEPING" ? formerOf(workload) : [];
+  const planned = (plan?.destinations ?? []).map((one) => one.gpu_uuid);
+  const known = [planned, uuids, stays].find((one) => one.length) ?? [];
+  return known.length > 0 && picture(known.map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)]));
+}
+
 function restore(workload, uuids) {
   confirm({
     title: `Restore ${workload.name}`, verb: "Restore",
-    picture: picture((uuids.length ? uuids : formerOf(workload)).map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)])),
+    picture: (plan) => restorePicture(workload, uuids, plan),
     lead: restoreLead(workload, uuids),
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
   });
@@ -101,12 +109,16 @@ async function onPicture(begin) {
   begin();
 }
 
+const stateNow = (workload) => live.workloads.get(workload.workload_id)?.status?.state;
+const over = (workload, state) => `${workload.name} is not ${state} any more, so there is no GPU to pick.`;
+
 function restoreOn(workload) {
   const needed = formerOf(workload).length;
   onPicture(() => beginPick({
     worker: workload.worker_id, sources: [], needed,
     text: `Pick ${count(needed, "free GPU")} of ${workerName(workload.worker_id)} for ${workload.name}.`,
     accepts: (gpu) => gpu.state === "FREE",
+    problem: () => !PARKED.has(stateNow(workload)) && over(workload, "parked"),
     done: (uuids) => restore(workload, uuids),
   }));
 }
@@ -118,6 +130,7 @@ function move(workload) {
     worker: workload.worker_id, sources, needed: sources.length,
     text: `Pick where ${workload.name} goes: ${count(sources.length, "free GPU")} of ${workerName(workload.worker_id)} with the same chip.`,
     accepts: (gpu) => gpu.state === "FREE" && gpu.name === model,
+    problem: () => stateNow(workload) !== "RUNNING" && over(workload, "running"),
     done: (uuids) => confirm({
       title: `Move ${workload.name}`, verb: "Move",
       picture: picture(sources.map((uuid, at) => [placeOf(uuid), placeOf(uuids[at])])),
@@ -136,6 +149,7 @@ function swap(workload) {
     worker: workload.worker_id, sources, needed: 1,
     text: `Pick a GPU of the workload that changes places with ${workload.name}. It must hold ${count(sources.length, "GPU")} of ${workerName(workload.worker_id)}.`,
     accepts: (gpu) => other(gpu) !== null,
+    problem: () => stateNow(workload) !== "RUNNING" && over(workload, "running"),
     done: ([uuid]) => {
       const second = other(live.gpus.get(uuid));
       if (!second) return;
@@ -150,11 +164,27 @@ function swap(workload) {
   }));
 }
 
+// How a workload ends on request.
+function endOf(state) {
+  switch (state) {
+    case "SUSPENDED":
+      return "All processes are killed at once: their CUDA calls block, so they can't end by themselves.";
+    case "UNKNOWN":
+    case "WEDGED":
+      return "All processes are killed at once.";
+    case "CHECKPOINTED":
+    case "STOPPED":
+      return "The workload ends at once, since it has no process.";
+    default:
+      return "The first process gets SIGTERM. What has not ended after 10 s is killed.";
+  }
+}
+
 function stop(workload) {
   const uuids = held(workload);
   const force = h("input", { type: "checkbox", id: "force" });
   const effects = [
-    "The first process gets SIGTERM. What has not ended after 10 s is killed.",
+    endOf(workload.status?.state),
     uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
   ];
   if (PARKED.has(workload.status?.state)) effects.push("Its parked state is lost.");
@@ -166,7 +196,7 @@ function stop(workload) {
 }
 
 function reasonField() {
-  return h("input", { type: "text", id: "reason", maxlength: "256", required: true, placeholder: "for example: replaces a fan", autocomplete: "off" });
+  return h("input", { type: "text", id: "reason", maxlength: "256", required: true, pattern: ".*\\S.*", title: "Say why: blanks alone are no reason.", placeholder: "for example: replaces a fan", autocomplete: "off" });
 }
 
 function cordon(worker, uuids) {
@@ -211,15 +241,16 @@ function picture(pairs) {
 }
 
 // A text below the view, until it is closed or another one comes.
-function notice(...parts) {
+export function notice(...parts) {
   document.querySelector(".notice")?.remove();
   const element = h("div", { class: "notice box warn", role: "status" }, h("p", {}, parts), h("button", { type: "button", class: "quiet", onclick: () => element.remove(), "aria-label": "Close the notice" }, "✕"));
   document.body.append(element);
 }
 
 // A dialog with the dry run, then with the command.
-//   action: what is sent, or a function that returns it; plans: further actions to plan; effects: what happens, for an
-//   action that has no plan; isStrict: whether a refusal in a plan forbids the action.
+//   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
+//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan;
+//   isStrict: whether a refusal in a plan forbids the action.
 function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
@@ -242,7 +273,8 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     dialog.remove();
     giveBack();
   });
-  const parts = [drawn, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
+  const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
+  const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
   replace(body, ...parts, planBox);
@@ -253,6 +285,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       const { plans: answer } = await ask("/api/plan", { body: one.action, signal: aborted.signal });
       found.push([one.name, answer[0]]);
     }
+    if (typeof drawn === "function") replace(pictureBox, drawn(found[0][1]));
     replace(planBox, found.map(([name, plan]) => [name && h("h3", {}, name), planView(plan)]));
     const isRefused = found.some(([, plan]) => (plan.refusals ?? []).length);
     yes.disabled = isRefused && isStrict;
@@ -294,7 +327,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     try {
       const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : sentId }, signal: AbortSignal.timeout(ANSWER_MS) });
       setSending(false);
-      if (dialog.isConnected) follow(answer);
+      if (dialog.isConnected) follow(answer, sent.action === "cancel");
       else {
         const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
         notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left);
@@ -315,7 +348,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   });
 
   // The commands as they go on, in the place of the plan.
-  function follow(answer) {
+  function follow(answer, isCancellation) {
     const ids = answer.commands.map((command) => command.command_id);
     const told = new Map(answer.commands.map((command) => [command.command_id, command]));
     const refusals = answer.refusals ?? [];
@@ -324,15 +357,17 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
         const latest = live.commands.get(one);
         return latest && (latest.revision ?? 0) >= (told.get(one).revision ?? 0) ? latest : told.get(one);
       });
-      replace(body, h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
+      const isOver = commands.every((command) => CONCLUDED.has(command.state));
+      replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
+        h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
-      if (commands.every((command) => CONCLUDED.has(command.state))) {
+      if (isOver) {
         no.textContent = "Close";
         endChanges?.();
       }
     };
     yes.remove();
-    no.textContent = "Close, and let it go on";
+    no.textContent = isCancellation ? "Close" : "Close, and let it go on";
     no.focus();
     endChanges = onChange((changes) => changes.has("command") && draw());
     draw();

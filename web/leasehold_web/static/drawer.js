@@ -4,7 +4,7 @@ import { gpuActions, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { live, placeOf } from "/static/live.js";
-import { bytes, lower, UNKNOWN } from "/static/words.js";
+import { bytes, lower, stateText, UNKNOWN } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
   const element = h("aside", { class: "drawer", "aria-label": "GPU" });
@@ -32,7 +32,7 @@ export function drawerFor(uuid, onClose) {
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, ", changed ", age(gpu.since)) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(live.workers.get(gpu.worker_id)), gpu.since ? h("span", { class: "muted" }, ", changed ", age(gpu.since)) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],
@@ -51,15 +51,15 @@ function content(gpu, workload, onClose) {
   ];
   if (workload) {
     parts.push(h("h3", {}, glyph(workload.status?.state), " ", h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}` }, workload.name)),
-      list([["State", [lower(workload.status?.state), lastKnown(workload.worker_id)]], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
+      list([["State", [stateText(workload), lastKnown(live.workers.get(workload.worker_id))]], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
       h("div", { class: "actions" }, workloadActions(workload)));
   }
   return parts;
 }
 
-// A mark behind a state whose host is out of contact.
-function lastKnown(id) {
-  return live.workers.get(id)?.state !== "CONNECTED" && h("span", { class: "muted" }, " (last known)");
+// A mark behind what a host has told, if the host is out of contact.
+export function lastKnown(worker) {
+  return worker?.state !== "CONNECTED" && h("span", { class: "muted" }, " (last known)");
 }
 
 export function list(facts) {

@@ -1,10 +1,11 @@
 // The fleet: each host a row, each GPU a tile. Only the rows in sight exist, whatever the number of hosts.
 import { announce, append, ask, h, replace } from "/static/dom.js";
-import { drawerFor } from "/static/drawer.js";
+import { notice } from "/static/actions.js";
+import { drawerFor, lastKnown } from "/static/drawer.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange, setSample } from "/static/live.js";
 import { isCandidate, picking, pickGpu, onPick, pickBar, cancelPick } from "/static/picker.js";
-import { bytes, count, ENDED, gib, lower, PARKED, parkedAt, parkedSize } from "/static/words.js";
+import { bytes, count, ENDED, FAULTY, gib, lower, PARKED, parkedAt, parkedSize } from "/static/words.js";
 
 const SAMPLE_MS = 5000;
 const SPARE_ROWS = 3;
@@ -45,8 +46,10 @@ export function show(main) {
     return 20 + Math.max(tiles, 60, parked * 30) + 1;
   }
 
+  // The workloads beside a host, which no tile shows: parked ones, and faulty ones without GPUs.
   function parkedOf(id) {
-    return (live.workloadsOf.get(id) ?? []).map((one) => live.workloads.get(one)).filter((one) => one && PARKED.has(one.status?.state));
+    const isBeside = ({ status = {} }) => PARKED.has(status.state) || (FAULTY.has(status.state) && !status.lease?.gpu_uuids?.length);
+    return (live.workloadsOf.get(id) ?? []).map((one) => live.workloads.get(one)).filter((one) => one && isBeside(one));
   }
 
   function matches(id, words) {
@@ -142,11 +145,11 @@ export function show(main) {
     if (worker.state !== "CONNECTED") notes.push(lower(worker.state));
     if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
     if (worker.pending_claimers) notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
-    const free = worker.gpu_count === undefined ? "GPUs unknown" : `${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`;
+    const free = worker.gpu_count === undefined ? ["GPUs unknown"] : [`${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`, lastKnown(worker)];
     const name = live.gpusOf.get(worker.worker_id)?.map((uuid) => live.gpus.get(uuid).name)[0];
     return h("div", { class: "host-name" },
       h("a", { href: `/workers/${encodeURIComponent(worker.worker_id)}` }, glyph(worker.state), h("span", {}, worker.name)),
-      h("p", {}, isNarrow() || !name ? free : `${free} · ${shortName(name)}`),
+      h("p", {}, free, !isNarrow() && name && ` · ${shortName(name)}`),
       notes.length > 0 && h("p", { class: "note", title: notes.join(", ") }, notes.join(" · ")));
   }
 
@@ -158,7 +161,7 @@ export function show(main) {
       shown.map((workload) => {
         const { tier, size } = parkedAt(workload);
         const where = tier ? `${size === undefined || tier === "discarded" ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
-        return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}, ${where}` },
+        return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}${tier && `, ${where}`}` },
           glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));
       }),
       parked.length > shown.length && h("a", { class: "more", href: `/workers/${encodeURIComponent(id)}` }, `and ${parked.length - shown.length} more`));
@@ -332,9 +335,19 @@ export function show(main) {
       countSoon();
     }
     if (touched.size || changes.has("state")) refresh(touched);
-    if (picking() && changes.has("worker")) replace(bar, pickBar());
+    if (picking() && changes.has("worker")) checkPick();
     drawer?.update();
   });
+  // Ends a choice whose workload has another state than before, and says why.
+  function checkPick() {
+    const problem = picking()?.problem();
+    if (!problem) replace(bar, pickBar());
+    else {
+      cancelPick();
+      notice(problem);
+    }
+  }
+
   const endPick = onPick(() => {
     replace(bar, pickBar());
     refresh(rows.keys());
@@ -378,7 +391,7 @@ export function show(main) {
   const firstSample = setTimeout(sample, 700);
 
   countAll();
-  replace(bar, pickBar());
+  checkPick();
   refresh([]);
   const wanted = new URLSearchParams(location.search).get("gpu");
   if (wanted && live.gpus.has(wanted)) choose(wanted);

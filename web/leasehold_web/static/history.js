@@ -5,6 +5,8 @@ import { learnName } from "/static/names.js";
 const SPAN_LIMIT = 20000;
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
 
+const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
+
 export class History {
   constructor(onLoad, query = "") {
     this.spans = new Map();
@@ -14,12 +16,12 @@ export class History {
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
-    this.known = null; // the time that is loaded, as [start, end]
+    this.known = null; // the time that is loaded, as [start, end], until the server's present at most
     this.isAsking = false;
     this.wanted = null;
   }
 
-  // Loads what lacks of a time. Calls while a request is under way are put together.
+  // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls while a request is under way are put together.
   async want(start, end) {
     this.wanted = [start, end];
     if (this.isAsking) return;
@@ -49,18 +51,33 @@ export class History {
     } else {
       this.known = null;
     }
-    const time = `start=${Math.max(0, Math.floor(from))}&end=${Math.ceil(to)}`;
-    const [leases, marks] = await Promise.all([ask(`/api/history?${time}${this.query}`), this.query ? { commands: [], events: [] } : ask(`/api/marks?${time}`)]);
+    const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
     if (!this.known && this.spans.size > SPAN_LIMIT) this.spans.clear();
-    for (const one of leases.spans) {
-      this.spans.set(one.span_id, one);
-      learnName(one.workload_id, one.workload_name);
+    const ended = this.take(leases, to);
+    if (ended.length) {
+      const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
+      for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
     }
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
     this.isTruncated = leases.is_truncated || Boolean(marks.is_truncated);
-    this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], to)] : [from, to];
+    const present = Math.min(to, leases.time);
+    this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], present)] : [from, present];
     this.onLoad();
+  }
+
+  spansOf(from, to) {
+    return ask(`/api/history?${timeOf(from, to)}${this.query}`);
+  }
+
+  // Keeps the spans of an answer. Returns the open spans that a complete answer lacks: they ended before the asked time.
+  take(leases, to) {
+    const ids = new Set(leases.spans.map((one) => one.span_id));
+    for (const one of leases.spans) {
+      this.spans.set(one.span_id, one);
+      learnName(one.workload_id, one.workload_name);
+    }
+    return leases.is_truncated ? [] : [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id));
   }
 
   // Forgets how far it is loaded, such as after an outage.

@@ -57,7 +57,7 @@ export function miniTimeline(workload) {
 
   const load = () => {
     history.forget();
-    history.want(begin(), Date.now());
+    history.want(begin(), Infinity);
   };
   const endChanges = onChange((changes) => {
     if (changes.get("workload")?.has(workload)) setTimeout(load, 30);

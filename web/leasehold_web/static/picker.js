@@ -20,7 +20,8 @@ function tell() {
 
 // Begins a choice.
 //   worker: the host; sources: the UUIDs that are to be left; needed: how many GPUs; text: what to pick;
-//   accepts: whether a GPU can be picked; done: called with the picked UUIDs.
+//   accepts: whether a GPU can be picked; problem: why the choice is over, or nothing; done: called with the picked
+//   UUIDs.
 export function beginPick(choice) {
   pick = { picked: [], ...choice };
   tell();

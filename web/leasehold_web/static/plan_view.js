@@ -4,7 +4,7 @@ import { glyph } from "/static/glyphs.js";
 import { placeOf, withNames, workloadName } from "/static/live.js";
 import { bytes, count, lower, seconds, UNKNOWN } from "/static/words.js";
 
-const NO_LIMIT = "–"; // nothing is limited there, or nobody looked, as for a restore
+const NO_LIMIT = "–"; // beside tiers with a limit
 const RESULTS = { PASSED: "ready", WARNING: "UNHEALTHY", REFUSED: "REJECTED", NOT_CHECKED: "UNKNOWN" };
 
 export function planView(plan) {
@@ -28,7 +28,9 @@ export function planView(plan) {
 function memory(plan) {
   const rows = (plan.tiers ?? []).map((one) => [lower(one.tier), bytes(one.needed_bytes), one.available_bytes === undefined ? NO_LIMIT : bytes(one.available_bytes)]);
   if (!rows.length && plan.host_memory) rows.push(["host", bytes(plan.host_memory.needed_bytes), bytes(plan.host_memory.available_bytes)]);
-  return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(["Tier", "Needed", "Available"], rows));
+  // A restore, for example, has no limits: their column would say nothing.
+  const columns = rows.some((row) => row[2] !== NO_LIMIT) ? 3 : 2;
+  return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(["Tier", "Needed", "Available"].slice(0, columns), rows.map((row) => row.slice(0, columns))));
 }
 
 function table(head, rows) {

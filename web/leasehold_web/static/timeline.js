@@ -83,7 +83,7 @@ export function show(main) {
     arrange();
     soon();
     clearTimeout(wantTimer);
-    wantTimer = setTimeout(() => history.want(time.start, Math.min(time.end, Date.now())), MOVED_MS);
+    wantTimer = setTimeout(() => history.want(time.start, time.end < Date.now() ? time.end : Infinity), MOVED_MS);
     refreshTools();
   }
 
@@ -209,7 +209,7 @@ export function show(main) {
     freshTimer = setTimeout(() => {
       freshTimer = 0;
       freshAt = Date.now();
-      history.want(time.start, Math.max(time.end, Date.now()));
+      history.want(time.start, Infinity);
       refresh();
     }, Math.max(FRESH_MS, freshAt + FRESH_GAP_MS - Date.now()));
   });

@@ -80,7 +80,14 @@ export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
 export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
 // In UNKNOWN, the worker examines each process again.
 export const RESTORABLE = new Set([...PARKED, "UNKNOWN"]);
+export const FAULTY = new Set(["WEDGED", "UNKNOWN"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
+
+// The state of a workload, and of a running one whether it is ready.
+export function stateText({ status = {} }) {
+  if (status.state !== "RUNNING") return lower(status.state);
+  return status.ready_time ? "running and ready" : "running, not ready";
+}
 
 // The bytes of several parked workloads.
 export function parkedSize(workloads) {

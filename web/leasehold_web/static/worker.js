@@ -2,11 +2,11 @@
 import { append, ask, h, replace } from "/static/dom.js";
 import { workerActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
-import { list } from "/static/drawer.js";
+import { lastKnown, list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange } from "/static/live.js";
-import { bytes, ENDED, lower, PARKED, parkedText, UNKNOWN } from "/static/words.js";
+import { bytes, ENDED, lower, PARKED, parkedText, stateText, UNKNOWN } from "/static/words.js";
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
@@ -42,7 +42,7 @@ export function show(main, id) {
       h("div", { class: "cards" },
         h("section", { class: "card", "aria-label": "Host" }, h("h2", {}, "Host"), hostFacts(worker)),
         h("section", { class: "card", "aria-label": "Resources" }, h("h2", {}, "Resources"), resources(worker)),
-        h("section", { class: "card whole", "aria-label": "GPUs" }, h("h2", {}, "GPUs"), gpus(found)),
+        h("section", { class: "card whole", "aria-label": "GPUs" }, h("h2", {}, "GPUs"), gpus(found, worker)),
         h("section", { class: "card", "aria-label": "Workloads" }, h("h2", {}, "Workloads"), workloads(worker)),
         h("section", { class: "card", "aria-label": "Capabilities" }, h("h2", {}, "Capabilities"), capabilities(worker)),
         h("section", { class: "card", "aria-label": "Events" }, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.worker_id === worker.worker_id)))));
@@ -84,6 +84,7 @@ function hostFacts(worker) {
 function resources(worker) {
   const found = worker.resources;
   if (!found) return h("p", { class: "muted" }, "Unknown: the worker has not reported since the coordinator's start.");
+  const bar = (...figures) => resource(...figures, lastKnown(worker));
   const cores = (value) => `${(value / 1000).toFixed(1)}`;
   return [
     bar("CPU", found.cpu_millicores_total ?? 0, found.cpu_millicores_free ?? 0, cores, "cores"),
@@ -93,13 +94,13 @@ function resources(worker) {
   ];
 }
 
-function bar(name, total, free, text, unit) {
+function resource(name, total, free, text, unit, mark) {
   const fill = h("i", {});
   fill.style.transform = `scaleX(${total ? ((total - free) / total).toFixed(3) : 0})`;
-  return h("div", { class: "resource" }, h("p", {}, h("span", {}, name), h("span", { class: "muted" }, `${text(free)} of ${text(total)} ${unit} free`)), h("span", { class: "meter" }, fill));
+  return h("div", { class: "resource" }, h("p", {}, h("span", {}, name), h("span", { class: "muted" }, `${text(free)} of ${text(total)} ${unit} free`, mark)), h("span", { class: "meter" }, fill));
 }
 
-function gpus(found) {
+function gpus(found, worker) {
   const rows = found.gpus.map((one) => {
     const gpu = live.gpus.get(one.gpu.uuid);
     const lease = one.lease ?? {};
@@ -107,7 +108,7 @@ function gpus(found) {
     const state = gpu?.state ?? lease.state;
     const name = gpu ? gpu.workload_name : one.workload_name;
     return h("tr", {}, h("td", {}, h("a", { href: `/?gpu=${encodeURIComponent(one.gpu.uuid)}` }, String(one.gpu.slot ?? 0))),
-      h("td", { class: "nowrap" }, glyph(state), lower(state)), h("td", {}, name ? h("a", { href: `/workloads/${encodeURIComponent(gpu?.workload_id ?? lease.workload_id)}` }, name) : ""),
+      h("td", { class: "nowrap" }, glyph(state), lower(state), lastKnown(worker)), h("td", {}, name ? h("a", { href: `/workloads/${encodeURIComponent(gpu?.workload_id ?? lease.workload_id)}` }, name) : ""),
       h("td", {}, one.gpu.name), h("td", { class: "nowrap" }, `${bytes(sample.memory_used_bytes)} of ${bytes(one.gpu.memory_total_bytes)}`),
       h("td", {}, sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`), h("td", {}, sample.temperature_celsius === undefined ? UNKNOWN : `${sample.temperature_celsius} °C`),
       h("td", {}, lease.health && lease.health !== "OK" ? `${lower(lease.health)}${lease.health_reason ? `: ${lease.health_reason}` : ""}` : "no fault known"));
@@ -120,7 +121,7 @@ function workloads(worker) {
   const all = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => !ENDED.has(one.status?.state));
   if (!all.length) return h("p", { class: "muted" }, "No workload.");
   return h("table", {}, h("tbody", {}, all.map((one) => {
-    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), lower(one.status?.state)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
+    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), stateText(one), lastKnown(worker)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
   })));
 }
 

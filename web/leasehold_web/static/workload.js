@@ -8,7 +8,7 @@ import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
@@ -92,7 +92,7 @@ export function show(main, id) {
       found.workload = workload;
       document.title = `${workload.name} · Leasehold`;
       const status = workload.status ?? {};
-      replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, lower(status.state), status.state === "RUNNING" && status.ready_time ? " and ready" : ""),
+      replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, stateText(workload)),
         workload.out_of_contact && h("span", { class: "badge" }, "last known, ", workload.report_time ? age(workload.report_time) : "before a restart"),
         h("div", { class: "actions" }, workloadActions(workload)));
       replace(facts, h("h2", {}, "State"), stateFacts(workload));

@@ -4,7 +4,7 @@ import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { Listing } from "/static/listing.js";
 import { areOld, live, onChange, placeOf, workerName } from "/static/live.js";
-import { ENDED, lower, parkedText } from "/static/words.js";
+import { ENDED, parkedText, stateText } from "/static/words.js";
 
 export function show(main) {
   const search = h("input", { type: "search", placeholder: "Filter: name, owner, host, state", "aria-label": "Filter workloads" });
@@ -49,7 +49,7 @@ export function show(main) {
     const gpus = status.lease?.gpu_uuids ?? [];
     const where = gpus.length ? gpus.map(placeOf).join(", ") : parked ? `${workerName(one.worker_id)}: ${parked}` : workerName(one.worker_id);
     return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)),
-      h("td", {}, glyph(status.state), lower(status.state), status.ready_time && status.state === "RUNNING" ? " and ready" : "", one.out_of_contact ? h("span", { class: "muted" }, " (last known)") : ""),
+      h("td", {}, glyph(status.state), stateText(one), one.out_of_contact ? h("span", { class: "muted" }, " (last known)") : ""),
       h("td", {}, where), h("td", { class: "lesser" }, one.owner ?? ""), h("td", { class: "nowrap muted lesser" }, age(one.create_time)));
   }
 

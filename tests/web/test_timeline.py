@@ -1,0 +1,75 @@
+"""The timeline in a real browser: what it learns after its first answer."""
+
+import re
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from .browsers import open_page
+from .conftest import WebFleet
+
+CLOCK: Final = "const real = Date.now; Date.now = () => real() + %d;"
+"""A clock of the browser that differs from that of the server, by ms."""
+
+SLOW_MS: Final = 20_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("skew_ms", [0, 60_000, -SLOW_MS])
+def test_a_followed_timeline_learns_the_end_of_each_lease(
+    browser: Browser, fleet: WebFleet, skew_ms: int
+) -> None:
+    """At 1 h, the picture ends 72 s after now."""
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.add_init_script(CLOCK % skew_ms)
+        page.goto(f"{fleet.url}timeline?range=3600000")
+        page.click('button:text-is("Table")')
+        rows = page.locator("tbody tr", has_text="train")
+        open_rows = rows.filter(has=page.locator('td:text-is("now")'))
+        for number, verb in enumerate(("suspend", "restore", "suspend", "restore", "suspend")):
+            fleet.fleet.cli(verb, "train")
+            expect(rows).to_have_count(1 + (number + 1) // 2)
+            expect(open_rows).to_have_count(number % 2)
+        # Only a past length is told.
+        expect(rows.locator("td:last-child", has_text=re.compile("[0-9]"))).to_have_count(3)
+        fleet.fleet.cli("restore", "train")
+        expect(open_rows.locator("td:last-child")).to_have_text([""])
+
+
+HISTORY: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  for (const [start, end] of [[0, Infinity], [0, Infinity], [0, 40000]]) {
+    await history.want(start, end);
+    const spans = [...history.spans.values()];
+    told.push(spans.map((one) => `${one.span_id} ${one.end_time ?? "open"}`).join(", "));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """The clock of the server that answers may differ from that of the coordinator, which names the times."""
+    begun = [{"span_id": "ended", "begin_time": 5_000}, {"span_id": "deleted", "begin_time": 6_000}]
+    goes_on = {"span_id": "goes on", "begin_time": 7_000}
+    ended = {"span_id": "ended", "begin_time": 5_000, "end_time": 9_000}
+    answers = [[*begun, goes_on], [goes_on], [ended, goes_on]]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        route.fulfill(json={"spans": answers.pop(0), "is_truncated": False, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        assert page.evaluate(HISTORY) == [
+            "ended open, deleted open, goes on open",
+            "ended 9000, goes on open",
+            "ended 9000, goes on open",
+        ]
+    assert asked == ["start=0", "start=47000", "start=4999"]

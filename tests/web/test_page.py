@@ -152,10 +152,14 @@ def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> Non
             page.click('dialog button:text-is("Cancel the command")')
             expect(page.locator("dialog")).to_contain_text("The cancellation was requested, and waits")
             expect(page.locator("dialog footer")).to_have_text("Close")
+            page.reload()
+            restore = page.locator(".command", has_text="restore").first
+            expect(restore).to_contain_text("cancellation requested")
+            expect(restore.locator("button")).to_have_count(0)
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
-        expect(page.locator("dialog .badge").first).to_have_text(re.compile("cancelled|succeeded"))
-        expect(page.locator("dialog")).not_to_contain_text("was requested")
+        expect(restore.locator(".badge").first).to_have_text(re.compile("cancelled|succeeded"))
+        expect(restore).not_to_contain_text("requested")
 
 
 @pytest.mark.long

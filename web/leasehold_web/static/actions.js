@@ -46,7 +46,7 @@ export function workerActions(worker) {
 }
 
 export function commandActions(command) {
-  if (CONCLUDED.has(command.state) || !may("USER")) return [];
+  if (CONCLUDED.has(command.state) || command.cancel_requested || !may("USER")) return [];
   return [button("Cancel…", () => cancel(command), "danger")];
 }
 

@@ -13,6 +13,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
       workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id)),
       h("span", { class: "badge" }, command.result?.already_there ? "nothing to do" : lower(command.state)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
+      !isOver && command.cancel_requested && h("span", { class: "badge" }, "cancellation requested"),
       h("span", { class: "spacer" }),
       h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
       hasActions && actions),

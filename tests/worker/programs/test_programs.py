@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A workload's folder. What was started there is killed."""
     yield tmp_path
     if (who := launched(tmp_path)) and is_alive(who.program):
-        os.kill(who.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may end just now
+            os.kill(who.pid, signal.SIGKILL)
 
 
 async def start(
@@ -256,7 +258,8 @@ async def test_a_program_that_does_not_end_has_been_started(
         assert root == running[0]
         assert all(map(is_alive, running))
         for identity in running:
-            os.kill(identity.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the end of one may end another
+                os.kill(identity.pid, signal.SIGKILL)
 
 
 async def test_a_disk_that_hangs_holds_up_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,6 +248,7 @@ def test_a_stop_says_how_the_workload_ends(browser: Browser, web_fleet: WebFleet
             (("RUNNING", "SLEEPING"), "The first process gets SIGTERM."),
             (("SUSPENDED", "UNKNOWN", "WEDGED"), "All processes are killed at once"),
             (("CHECKPOINTED", "STOPPED"), "The workload ends at once, since it has no process."),
+            (("SUSPENDING", "RESTORING"), "A command of this workload is under way. The stop is refused"),
         ):
             for state in states:
                 assert page.evaluate(STOP, state).startswith(told)

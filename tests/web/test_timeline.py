@@ -74,3 +74,34 @@ def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
             "ended 9000, goes on open",
         ]
     assert asked == ["start=0", "start=47000", "start=4999"]
+
+
+LANE: Final = """async () => {
+  const { miniTimeline } = await import("/static/mini_timeline.js");
+  const lane = miniTimeline("w-1", () => ({ create_time: 5000, status: { end_time: 9000 } }));
+  document.body.append(lane.element);
+}"""
+
+
+@pytest.mark.long
+def test_the_lane_of_an_ended_workload_begins_with_it_and_shows_its_leases(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A page that has not seen the workload live has it from the coordinator alone."""
+    place = {"gpu_uuid": "GPU-1", "workload_id": "w-1"}
+    spans = [
+        {"span_id": "reserved", "state": "RESERVED", "begin_time": 5_500, "end_time": 6_000, **place},
+        {"span_id": "leased", "state": "LEASED", "begin_time": 6_000, "end_time": 8_000, **place},
+    ]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.evaluate(LANE)
+        expect(page.locator(".mini tbody tr")).to_have_count(1)
+        expect(page.locator(".mini canvas")).to_have_attribute("aria-label", re.compile(": 1 stay[.]"))
+    assert asked == ["start=4000&workload=w-1"]

@@ -13,6 +13,7 @@ from leasehold.v1 import command_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
 from leasehold_web.documents import enum_name
@@ -114,6 +115,13 @@ def _gpu(gpu: FleetGpu, mark: str) -> Row:
     ]
 
 
+def _workload_state(workload: Workload) -> str:
+    status = workload.status
+    state = enum_name(workload_pb2.WorkloadState.DESCRIPTOR, status.state)
+    is_waiting = status.state == workload_pb2.WORKLOAD_STATE_RUNNING and not status.HasField("ready_time")
+    return f"{state} (not ready)" if is_waiting else state
+
+
 async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
     page = await api.workloads.ListWorkloads(
         ListWorkloadsRequest(include_ended=True, page_size=PAGE_SIZE, page_token=token),
@@ -124,8 +132,7 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
     rows: list[Row] = [
         [
             one.name,
-            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state)
-            + (LAST_KNOWN if one.out_of_contact else ""),
+            _workload_state(one) + (LAST_KNOWN if one.out_of_contact else ""),
             one.owner,
             names.get(one.worker_id, one.worker_id),
             str(len(one.status.lease.gpu_uuids)),

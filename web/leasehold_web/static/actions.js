@@ -8,6 +8,7 @@ import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
+const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
@@ -183,7 +184,7 @@ function endOf(state) {
 function stop(workload) {
   const uuids = held(workload);
   const force = h("input", { type: "checkbox", id: "force" });
-  const effects = [
+  const effects = BUSY.has(workload.status?.state) ? ["A command of this workload is under way. The stop is refused until that command has ended or is cancelled."] : [
     endOf(workload.status?.state),
     uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
   ];

@@ -1,29 +1,32 @@
-// The lane of one workload on its page: the GPUs that it had, in the last hour or since its begin.
+// The lane of one workload on its page: the GPUs that it had since its begin, in the last week of its life at most.
 import { h, replace } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { moment, PARKED } from "/static/words.js";
+import { count, moment, PARKED } from "/static/words.js";
 
 const ROW = 30;
 const LABELS = 90;
 const AXIS = 20;
 
-export function miniTimeline(workload) {
+const WEEK_MS = 7 * 86400000;
+
+// workload: its id; current: returns the workload, which the live view may lack after its end.
+export function miniTimeline(workload, current) {
   const canvas = h("canvas", { role: "img" });
   const table = h("details", {});
   const element = h("div", { class: "mini" }, canvas, table);
   let isOver = false;
   const history = new History(() => !isOver && draw(), `&workload=${encodeURIComponent(workload)}`);
-  const begin = () => Math.max(live.workloads.get(workload)?.create_time ?? Date.now() - 3600000, Date.now() - 7 * 86400000) - 1000;
+  const last = () => current().status?.end_time ?? Date.now();
+  const begin = () => Math.max(current().create_time ?? 0, last() - WEEK_MS) - 1000;
 
   function draw() {
-    const spans = [...history.spans.values()].sort((a, b) => a.begin_time - b.begin_time);
-    const now = Date.now();
-    const ended = live.workloads.get(workload)?.status?.end_time;
+    // A reserved GPU is not used yet, and may never be.
+    const spans = [...history.spans.values()].filter((one) => one.state === "LEASED").sort((a, b) => a.begin_time - b.begin_time);
     const start = Math.min(begin(), spans[0]?.begin_time ?? Infinity);
-    const end = ended ?? now;
+    const end = last();
     const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
@@ -49,7 +52,7 @@ export function miniTimeline(workload) {
     const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
     for (const joint of jointsOf(spans, isParked)) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { name: span.workload_name, isOpen: !span.end_time });
-    canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${spans.length} stays. The table below has the same.`);
+    canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;
     replace(table, h("summary", {}, "As a table"), h("table", {}, h("thead", {}, h("tr", {}, ["GPU", "From", "To"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, spans.map((one) => h("tr", {}, h("td", {}, placeOf(one.gpu_uuid)), h("td", {}, moment(one.begin_time)), h("td", {}, one.end_time ? moment(one.end_time) : "now"))))));
     table.open = isOpen;

@@ -90,7 +90,7 @@ function resources(worker) {
     bar("CPU", found.cpu_millicores_total ?? 0, found.cpu_millicores_free ?? 0, cores, "cores"),
     bar("Host memory", found.memory_total_bytes ?? 0, found.memory_free_bytes ?? 0, bytes, ""),
     bar("Disk", found.disk_total_bytes ?? 0, found.disk_free_bytes ?? 0, bytes, ""),
-    bar("GPUs", found.gpu_count_total ?? 0, found.gpu_count_free ?? 0, String, ""),
+    worker.gpu_count !== undefined && bar("GPUs", worker.gpu_count, worker.free_gpu_count ?? 0, String, ""),
   ];
 }
 

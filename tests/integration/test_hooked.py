@@ -176,3 +176,13 @@ def test_a_rollback_that_a_hook_leaves_incomplete_is_shown_and_woken(fleet: Flee
     fleet.cli("wake", "one")
     fleet.wait(lambda: "HOOK_FAILED" not in fleet.cli("get", "workloads", "one").stdout)
     fleet.wait_counting("one")
+
+
+def test_a_suspend_whose_time_is_up_within_a_hook_says_that_it_is_rolled_back(fleet: Fleet) -> None:
+    file = fleet.programs / "hooks.json"
+    hook = {"name": "slow", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["sleep", "60"]}}
+    file.write_text(json.dumps([hook]))
+    counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+    fleet.cli("run", "--name", "one", "--gpus", "1", "--hooks", str(file), "--", *counter)
+    late = fleet.json("suspend", "one", "--timeout", "2", code=1)
+    assert late["error"]["message"] == "timed out before the point of no return; rolled back"

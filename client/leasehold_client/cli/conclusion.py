@@ -26,7 +26,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display import standard_output
 from leasehold_client.display.documents import echo_document, echo_message, to_dict
-from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines
+from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines, warning_lines
 from leasehold_client.display.plan_view import echo_plan
 from leasehold_client.display.progress import follow
 from leasehold_client.display.terminal_text import echo_error, one_line
@@ -282,7 +282,7 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
         elif command.state == COMMAND_STATE_CANCELLED:
             if options.is_told:
                 standard_output.echo(f"{what} is CANCELLED")
-                for line in member_lines(command):
+                for line in (*member_lines(command), *warning_lines(command)):
                     standard_output.echo(line)
         elif command.state == COMMAND_STATE_SUCCEEDED:
             is_uncancelled = True

@@ -99,8 +99,13 @@ def failure_lines(command: Command) -> list[str]:
     return [
         f"{operation_name(command)} {state}: {message} ({reason})",
         *member_lines(command),
-        *(f"  warning: {warning}" for warning in command.result.warnings),
+        *warning_lines(command),
     ]
+
+
+def warning_lines(command: Command) -> list[str]:
+    """Formats the warnings of a command."""
+    return [f"  warning: {one_line(warning)}" for warning in command.result.warnings]
 
 
 def member_lines(command: Command) -> list[str]:

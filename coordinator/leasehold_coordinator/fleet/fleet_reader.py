@@ -118,7 +118,8 @@ class FleetReader:
         state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            f"worker {name} is {state}: start it again, or wait until it is connected",
+            f"worker {name} is {state}: start it again, or wait until it is connected; "
+            f"`leasehold describe worker {name}` has its last events, such as a refusal while it is blocked",
             retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
             worker=name,
         )

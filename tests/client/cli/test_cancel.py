@@ -35,12 +35,14 @@ def test_a_command_that_is_cancelled(leasehold: CommandLine, scripted: ScriptedC
         state_after=workload_pb2.MEMBER_STATE_RUNNING,
         rolled_back=True,
     )
-    plays(scripted, command(RUNNING), command(CANCELLED, 2, result=CommandResult(members=[member])))
+    result = CommandResult(members=[member], warnings=["hook back failed"])
+    plays(scripted, command(RUNNING), command(CANCELLED, 2, result=result))
     done = leasehold("cancel", "c-1")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "c-1: suspend is CANCELLED",
         "  pid 42: RUNNING -> RUNNING, rolled back",
+        "  warning: hook back failed",
     ]
     [request] = scripted.asked(command_service_pb2.CancelCommandRequest)
     assert request.command_id == "c-1"

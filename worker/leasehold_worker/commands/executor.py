@@ -332,11 +332,12 @@ class Commands:
                 logger.exception("the command failed because of a defect")
                 error = defect()
         crash_point("operation-ended")
-        if execution.scope.cancelled_caught:
+        is_undone = execution.scope.cancelled_caught
+        progress.close(failed=is_undone or error is not None)
+        if is_undone:
             error = execution.why_undone(progress)
         elif error is None and (too_late := execution.why_too_late()):
             progress.warnings.append(too_late)
-        progress.close(failed=error is not None)
         del self._executions[command.command_id]
         state, duration_s = outcome_of(error, progress), time.monotonic() - started
         record(command, state, error, progress, duration_s)

@@ -470,7 +470,10 @@ JOINTS = """async () => {
     span("moved", "0", 0, 10000, "a"), span("moved", "3", 10000, 0, "b"),
     span("parked", "1", 0, 5000, "c"), span("parked", "2", 60000, 70000, "d"),
     span("pair", "4", 0, 9000, "e"), span("pair", "5", 0, 9000, "e"),
-    span("pair", "6", 9500, 0, "f"), span("pair", "7", 9500, 0, "f"),
+    span("pair", "6", 9001, 0, "f"), span("pair", "7", 9001, 0, "f"),
+    span("short", "9", 0, 5000, "h"), span("short", "10", 5300, 0, "i"),
+    span("half", "11", 0, 5000, "j"), span("half", "12", 0, 5000, "j"),
+    span("half", "10", 5000, 0, "k"), span("half", "11", 5000, 0, "k"),
     span("ended", "8", 0, 5000, "g"),
   ];
   return jointsOf(spans, (id) => id === "parked").map(
@@ -487,6 +490,8 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
             "parked parked 2 now",
             "pair move 4 6",
             "pair move 5 7",
+            "short parked 9 10",  # suspended and restored within 0.3 s
+            "half move 12 10",
         ]
 
 

@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from .browsers import open_page
 from .conftest import WebFleet
+from .http import Client
 
 CLOCK: Final = "const real = Date.now; Date.now = () => real() + %d;"
 """A clock of the browser that differs from that of the server, by ms."""
@@ -105,3 +106,86 @@ def test_the_lane_of_an_ended_workload_begins_with_it_and_shows_its_leases(
         expect(page.locator(".mini tbody tr")).to_have_count(1)
         expect(page.locator(".mini canvas")).to_have_attribute("aria-label", re.compile(": 1 stay[.]"))
     assert asked == ["start=4000&workload=w-1"]
+
+
+STAYS: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { live } = await import("/static/live.js");
+  const { jointsOf } = await import("/static/spans.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const history = new History(() => {});
+  const workload = (id, state, begin) =>
+    live.workloads.set(id, { workload_id: id, create_time: begin, status: { state } });
+  workload("parked", "SUSPENDED", 1000);
+  workload("new", "RUNNING", 41000);
+  workload("odd id", "SUSPENDED", 0);
+  for (const start of [40000, 45000, 20000]) await history.want(start, Infinity);
+  return jointsOf([...history.spans.values()], (id) => id === "parked").map(
+    (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
+}"""
+
+
+@pytest.mark.long
+def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_workload_was(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A workload that began in the loaded time was nowhere before. Each time is asked for once."""
+
+    def span(name: str, workload: str, gpu: str, begin: int, end: int | None) -> dict[str, object]:
+        ends = {} if end is None else {"end_time": end}
+        place = {"gpu_uuid": gpu, "workload_id": workload, "state": "LEASED", "lease_id": name}
+        return {"span_id": name, "begin_time": begin, **place, **ends}
+
+    loaded = [span("s-3", "restored", "3", 42_000, None), span("s-5", "new", "5", 41_000, None)]
+    stays = [span("s-1", "parked", "1", 2_000, 8_000), span("s-2", "restored", "2", 3_000, 9_000)]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        path = route.request.url.partition("/api/")[2]
+        asked.append(path)
+        spans = stays if path.startswith("stays") else loaded
+        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.route("**/api/stays?*", tell)
+        assert page.evaluate(STAYS) == ["restored parked 2 3", "parked parked 1 now"]
+    assert [one for one in asked if one.startswith("stays")] == [
+        "stays?end=40000&workload=parked&workload=restored",
+    ]
+
+
+@pytest.mark.long
+def test_the_last_stay_of_a_workload_before_a_time_is_served(fleet: WebFleet) -> None:
+    client = Client(fleet.url)
+    client.log_in(fleet.token)
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("restore", "train")
+    spans = [one for one in client.get("/api/history").json["spans"] if one["state"] == "LEASED"]
+    newest, oldest = spans
+    workload, before = newest["workload_id"], newest["begin_time"] - 1
+    asked = f"/api/stays?end={before}&workload={workload}&workload=unknown"
+    assert client.get(asked).json["spans"] == [oldest]
+    assert client.get(f"/api/stays?workload={workload}").json["spans"] == [newest]
+    assert client.get("/api/stays?" + "&".join(["workload=a"] * 51)).status == 400
+
+
+REAL_JOINTS: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { jointsOf } = await import("/static/spans.js");
+  const history = new History(() => {});
+  await history.want(0, Infinity);
+  return jointsOf([...history.spans.values()], () => false).map(
+    (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" "));
+}"""
+
+
+@pytest.mark.long
+def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    fleet.fleet.cli("remap", "train", "--to", "alpha/2")
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("restore", "train", "--to", "alpha/1")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]

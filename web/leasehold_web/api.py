@@ -1,20 +1,16 @@
 """The answers for our scripts: reads of the API, plans and actions."""
 
 import asyncio
-import re
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Final, TypeVar
 
 import grpc
 import msgspec
 from aiohttp import web
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.access_service_pb2 import WhoAmIRequest
 from leasehold.v1.command_service_pb2 import GetCommandRequest, ListCommandsRequest
-from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.fleet_service_pb2 import GetWorkerRequest, ListGpusRequest
 from leasehold.v1.workload_service_pb2 import (
     GetWorkloadRequest,
@@ -22,15 +18,13 @@ from leasehold.v1.workload_service_pb2 import (
     ListWorkloadsRequest,
 )
 
-from leasehold_web import actions
-from leasehold_web.conversions import Conversions
+from leasehold_web import actions, history
+from leasehold_web.answers import CALL_TIMEOUT_S, ID, answer, documents_of
 from leasehold_web.documents import Document, document, sample_row
 from leasehold_web.entries import LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
-from leasehold_web.workload_names import workload_names
 
-CALL_TIMEOUT_S: Final = 10.0
 CHECKPOINTS_TIMEOUT_S: Final = 20.0
 """The coordinator waits 10 s for a worker that is silent, and then answers without it."""
 
@@ -38,24 +32,10 @@ PAGE_SIZE: Final = 100
 SAMPLES_LIMIT: Final = 64
 """Most workers of one answer with samples: those that a window shows."""
 
-NAMES_LIMIT: Final = 50
-"""Most workloads of one answer with names: their ids fit the line of a request."""
-
 SAMPLE_CALLS: Final = 8
-HISTORY_PAGES: Final = 6
-HISTORY_PAGE_SIZE: Final = 1_000
-MARKS_LIMIT: Final = 1_000
-CONVERSIONS: Final = web.AppKey("conversions", Conversions)
-
-_ID: Final = re.compile(r"[\w.@/-]{1,256}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Found = TypeVar("Found")
-
-
-def answer(value: object) -> web.Response:
-    """A JSON answer."""
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def refusals_told(handler: Handler) -> Handler:
@@ -112,63 +92,6 @@ async def get_samples(request: web.Request) -> web.Response:
     return answer({uuid: sample for part in parts for uuid, sample in part.items()})
 
 
-async def get_names(request: web.Request) -> web.Response:
-    """The names of some workloads by id, also of ended ones."""
-    ids = request.query.getall("workload", [])
-    if len(ids) > NAMES_LIMIT:
-        raise problem(400, f"an answer has the names of at most {NAMES_LIMIT} workloads")
-    if not all(map(_ID.fullmatch, ids)):
-        raise problem(400, "no id has this form")
-    return answer(await workload_names(await request[SESSION].entry.api(), ids))
-
-
-async def get_history(request: web.Request) -> web.Response:
-    """The lease spans of a time, the latest first, with the server's time and whether there are more."""
-    now_ms = 1000 * time.time()  # before the first page: a later change may be missing
-    api = await request[SESSION].entry.api()
-    asked = ListLeaseHistoryRequest(
-        page_size=HISTORY_PAGE_SIZE,
-        worker=request.query.get("worker", ""),
-        workload=request.query.get("workload", ""),
-        gpu_uuid=request.query.get("gpu", ""),
-        start_time=_moment(request, "start"),
-        end_time=_moment(request, "end"),
-    )
-    spans: list[Document] = []
-    for _ in range(HISTORY_PAGES):
-        page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
-        spans += await _documents(request, page.spans)
-        asked.page_token = page.next_page_token
-        if not asked.page_token:
-            break
-    return answer({"spans": spans, "is_truncated": bool(asked.page_token), "time": now_ms})
-
-
-async def get_marks(request: web.Request) -> web.Response:
-    """The commands and events of a time, the latest first, and whether there are more than fit."""
-    api = await request[SESSION].entry.api()
-    start, end = _moment(request, "start"), _moment(request, "end")
-    commands, events = await asyncio.gather(
-        api.commands.ListCommands(
-            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_within("create_time", start, end)),
-            metadata=api.metadata,
-            timeout=CALL_TIMEOUT_S,
-        ),
-        api.events.ListEvents(
-            ListEventsRequest(page_size=MARKS_LIMIT, filter=_within("time", start, end)),
-            metadata=api.metadata,
-            timeout=CALL_TIMEOUT_S,
-        ),
-    )
-    return answer(
-        {
-            "commands": await _documents(request, commands.commands),
-            "events": await _documents(request, events.events),
-            "is_truncated": bool(commands.next_page_token or events.next_page_token),
-        }
-    )
-
-
 async def get_workloads(request: web.Request) -> web.Response:
     """A page of all workloads, the newest first, also of ended ones."""
     api = await request[SESSION].entry.api()
@@ -179,7 +102,7 @@ async def get_workloads(request: web.Request) -> web.Response:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    workloads = await _documents(request, page.workloads)
+    workloads = await documents_of(request, page.workloads)
     return answer({"workloads": workloads, "next_page_token": page.next_page_token})
 
 
@@ -191,7 +114,7 @@ async def get_commands(request: web.Request) -> web.Response:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    commands = await _documents(request, page.commands)
+    commands = await documents_of(request, page.commands)
     return answer({"commands": commands, "next_page_token": page.next_page_token})
 
 
@@ -217,8 +140,8 @@ async def get_workload(request: web.Request) -> web.Response:
     return answer(
         {
             "workload": document(found.workload),
-            "commands": await _documents(request, commands.commands),
-            "events": await _documents(request, events.events),
+            "commands": await documents_of(request, commands.commands),
+            "events": await documents_of(request, events.events),
         }
     )
 
@@ -246,7 +169,7 @@ async def get_checkpoints(request: web.Request) -> web.Response:
         return answer({"refusal": refusal(error)})
     return answer(
         {
-            "checkpoints": await _documents(request, found.checkpoints),
+            "checkpoints": await documents_of(request, found.checkpoints),
             "unreachable": list(found.unreachable),
         }
     )
@@ -281,8 +204,8 @@ async def get_worker(request: web.Request) -> web.Response:
     return answer(
         {
             "worker": document(found.worker),
-            "gpus": await _documents(request, gpus.gpus),
-            "events": await _documents(request, events.events),
+            "gpus": await documents_of(request, gpus.gpus),
+            "events": await documents_of(request, events.events),
         }
     )
 
@@ -310,7 +233,7 @@ async def _action(request: web.Request) -> actions.Action:
 
 def _id(request: web.Request) -> str:
     found = request.match_info["id"]
-    if not _ID.fullmatch(found):
+    if not ID.fullmatch(found):
         raise problem(
             404,
             f"invalid id or name {found[:100]!r}: open the list of workloads, commands or hosts, and follow "
@@ -319,41 +242,15 @@ def _id(request: web.Request) -> str:
     return found
 
 
-def _moment(request: web.Request, name: str) -> Timestamp | None:
-    """A time of the query, in milliseconds of the Unix epoch. None: not given."""
-    text = request.query.get(name, "")
-    if not text:
-        return None
-    if not re.fullmatch(r"\d{1,14}(\.\d{1,6})?", text):
-        raise problem(400, f"{name} is a time in milliseconds of the Unix epoch")
-    found = Timestamp()
-    found.FromMicroseconds(int(float(text) * 1000))
-    return found
-
-
-def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:
-    """A filter of a time."""
-    parts = []
-    if start is not None:
-        parts.append(f'{field} >= "{start.ToJsonString()}"')
-    if end is not None:
-        parts.append(f'{field} <= "{end.ToJsonString()}"')
-    return " AND ".join(parts)
-
-
-async def _documents(request: web.Request, messages: Iterable[Message]) -> list[Document]:
-    """Messages as JSON, without holding up other requests."""
-    return await request.app[CONVERSIONS].documents(request[SESSION].entry.caller, messages)
-
-
 def routes() -> list[web.RouteDef]:
     """The routes of this module."""
     reads: dict[str, Handler] = {
         "/api/session": get_session,
         "/api/samples": get_samples,
-        "/api/names": get_names,
-        "/api/history": get_history,
-        "/api/marks": get_marks,
+        "/api/names": history.get_names,
+        "/api/history": history.get_history,
+        "/api/stays": history.get_stays,
+        "/api/marks": history.get_marks,
         "/api/workloads": get_workloads,
         "/api/workloads/{id}": get_workload,
         "/api/workloads/{id}/checkpoints": get_checkpoints,

@@ -12,6 +12,7 @@ from typing import Final, cast, final
 from aiohttp import web
 
 from leasehold_web import api, pages, streams, tables
+from leasehold_web.answers import CONVERSIONS
 from leasehold_web.connections import Connections
 from leasehold_web.conversions import Conversions
 from leasehold_web.entries import Doors
@@ -84,7 +85,7 @@ class WebServer:
         app[streams.OPEN] = Counter()
         app[pages.PLACES] = LoginPlaces()
         app[PACE] = RequestPace()
-        app[api.CONVERSIONS] = Conversions()
+        app[CONVERSIONS] = Conversions()
         for module in (pages, api, streams, tables):
             app.add_routes(module.routes())
         app.on_response_prepare.append(add_headers)

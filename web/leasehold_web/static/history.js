@@ -1,8 +1,13 @@
 // The stored history for a time: spans, commands and events, asked for when the time is looked at.
 import { ask } from "/static/dom.js";
+import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
+import { PARKED } from "/static/words.js";
 
 const SPAN_LIMIT = 20000;
+const STAYS_AT_ONCE = 50; // workloads of one question for stays
+const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
+const STAYS_LIMIT = 400; // workloads whose earlier stay is asked for at once
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
@@ -12,6 +17,7 @@ export class History {
     this.spans = new Map();
     this.commands = new Map();
     this.events = new Map();
+    this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
     this.isTruncated = false;
     this.problem = "";
     this.onLoad = onLoad;
@@ -52,7 +58,10 @@ export class History {
       this.known = null;
     }
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!this.known && this.spans.size > SPAN_LIMIT) this.spans.clear();
+    if (!this.known && this.spans.size > SPAN_LIMIT) {
+      this.spans.clear();
+      this.searched.clear();
+    }
     const ended = this.take(leases, to);
     if (ended.length) {
       const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
@@ -64,19 +73,44 @@ export class History {
     const present = Math.min(to, leases.time);
     this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], present)] : [from, present];
     this.onLoad();
+    if (!this.query) await this.loadStays(this.known[0]);
+  }
+
+  // Loads where workloads were before a time, since a parked time that began earlier leads from there.
+  async loadStays(time) {
+    const wanted = this.withoutStay(time);
+    if (wanted.length > STAYS_LIMIT) this.isTruncated = true;
+    for (let at = 0; at < Math.min(wanted.length, STAYS_LIMIT); at += STAYS_AT_ONCE) {
+      const ids = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
+      const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(ids.map((id) => ["workload", id]))}`);
+      for (const id of ids) this.searched.set(id, time);
+      this.keep(found.spans);
+    }
+  }
+
+  // The workloads that may have a stay before a time, none of which is known.
+  withoutStay(time) {
+    const begins = new Map([...live.workloads.values()].filter((one) => PARKED.has(one.status?.state)).map((one) => [one.workload_id, Infinity]));
+    for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
+    const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
+    return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);
   }
 
   spansOf(from, to) {
     return ask(`/api/history?${timeOf(from, to)}${this.query}`);
   }
 
-  // Keeps the spans of an answer. Returns the open spans that a complete answer lacks: they ended before the asked time.
-  take(leases, to) {
-    const ids = new Set(leases.spans.map((one) => one.span_id));
-    for (const one of leases.spans) {
+  keep(spans) {
+    for (const one of spans) {
       this.spans.set(one.span_id, one);
       learnName(one.workload_id, one.workload_name);
     }
+  }
+
+  // Keeps the spans of an answer. Returns the open spans that a complete answer lacks: they ended before the asked time.
+  take(leases, to) {
+    this.keep(leases.spans);
+    const ids = new Set(leases.spans.map((one) => one.span_id));
     return leases.is_truncated ? [] : [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id));
   }
 

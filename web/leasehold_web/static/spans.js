@@ -1,6 +1,7 @@
 // The past of GPUs and workloads: what was where, and the joints between. Pure, without a picture.
 
-const TOGETHER_MS = 2500; // spans of one workload that end and begin within this time are one move
+// A move exchanges the lease at once, so one report has the end of the old spans and the begin of the new ones.
+const TOGETHER_MS = 20;
 
 // All spans of a workload as stays: groups of spans with one lease, in the order of time.
 function staysOf(spans) {
@@ -17,6 +18,17 @@ function staysOf(spans) {
     begin: Math.min(...group.map((one) => one.begin_time)),
     end: Math.max(...group.map((one) => one.end_time ?? Infinity)),
   })).sort((a, b) => a.begin - b.begin);
+}
+
+function paired(before, after) {
+  const count = before.length && after.length ? Math.max(before.length, after.length) : 0;
+  return Array.from({ length: count }, (_, at) => [before[Math.min(at, before.length - 1)], after[Math.min(at, after.length - 1)]]);
+}
+
+// The pairs of a move. A GPU that the workload keeps is in none.
+function moved(before, after) {
+  const lacks = (spans) => (one) => !spans.some((other) => other.gpu_uuid === one.gpu_uuid);
+  return paired(before.filter(lacks(after)), after.filter(lacks(before)));
 }
 
 // The joints of all workloads: from the end of one span to the begin of the next.
@@ -40,13 +52,7 @@ export function jointsOf(spans, isParked) {
       }
       if (stay.end === Infinity) continue;
       const kind = next.begin - stay.end < TOGETHER_MS ? "move" : "parked";
-      const used = Math.max(stay.spans.length, next.spans.length);
-      for (let pair = 0; pair < used; pair += 1) {
-        const from = stay.spans[Math.min(pair, stay.spans.length - 1)];
-        const to = next.spans[Math.min(pair, next.spans.length - 1)];
-        if (kind === "move" && from.gpu_uuid === to.gpu_uuid) continue;
-        joints.push({ workload, kind, from, to });
-      }
+      for (const [from, to] of kind === "move" ? moved(stay.spans, next.spans) : paired(stay.spans, next.spans)) joints.push({ workload, kind, from, to });
     }
   }
   return joints;

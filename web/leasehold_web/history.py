@@ -1,0 +1,142 @@
+"""The past for our scripts: lease spans, where workloads were before, and commands and events by time."""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+from aiohttp import web
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest
+from leasehold.v1.lease_pb2 import SLOT_STATE_LEASED, LeaseSpan
+
+from leasehold_web.answers import CALL_TIMEOUT_S, ID, answer, documents_of
+from leasehold_web.documents import Document
+from leasehold_web.guards import SESSION
+from leasehold_web.refusals import problem
+from leasehold_web.workload_names import workload_names
+
+WORKLOADS_LIMIT: Final = 50
+"""Most workloads of one question: their ids fit the line of a request."""
+
+STAY_CALLS: Final = 8
+STAY_SPANS: Final = 512
+"""Spans that are read for one stay. A worker has 256 GPUs at most, and each may be reserved before."""
+
+HISTORY_PAGES: Final = 6
+HISTORY_PAGE_SIZE: Final = 1_000
+MARKS_LIMIT: Final = 1_000
+
+
+async def get_names(request: web.Request) -> web.Response:
+    """The names of some workloads by id, also of ended ones."""
+    return answer(await workload_names(await request[SESSION].entry.api(), _workloads(request)))
+
+
+async def get_history(request: web.Request) -> web.Response:
+    """The lease spans of a time, the latest first, with the server's time and whether there are more."""
+    now_ms = 1000 * time.time()  # before the first page: a later change may be missing
+    api = await request[SESSION].entry.api()
+    asked = ListLeaseHistoryRequest(
+        page_size=HISTORY_PAGE_SIZE,
+        worker=request.query.get("worker", ""),
+        workload=request.query.get("workload", ""),
+        gpu_uuid=request.query.get("gpu", ""),
+        start_time=_moment(request, "start"),
+        end_time=_moment(request, "end"),
+    )
+    spans: list[Document] = []
+    for _ in range(HISTORY_PAGES):
+        page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+        spans += await documents_of(request, page.spans)
+        asked.page_token = page.next_page_token
+        if not asked.page_token:
+            break
+    return answer({"spans": spans, "is_truncated": bool(asked.page_token), "time": now_ms})
+
+
+async def get_stays(request: web.Request) -> web.Response:
+    """The spans of the last lease of some workloads that began before a time. Unknown workloads have none."""
+    api = await request[SESSION].entry.api()
+    workloads, end = _workloads(request), _moment(request, "end")
+    places = asyncio.Semaphore(STAY_CALLS)
+
+    async def of_workload(workload: str) -> list[LeaseSpan]:
+        asked = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, end_time=end)
+        async with places:
+            try:
+                page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
+                    return []
+                raise
+        return _last_stay(page.spans)
+
+    stays = await asyncio.gather(*map(of_workload, workloads))
+    return answer({"spans": await documents_of(request, [span for stay in stays for span in stay])})
+
+
+async def get_marks(request: web.Request) -> web.Response:
+    """The commands and events of a time, the latest first, and whether there are more than fit."""
+    api = await request[SESSION].entry.api()
+    start, end = _moment(request, "start"), _moment(request, "end")
+    commands, events = await asyncio.gather(
+        api.commands.ListCommands(
+            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_within("create_time", start, end)),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+        api.events.ListEvents(
+            ListEventsRequest(page_size=MARKS_LIMIT, filter=_within("time", start, end)),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+    )
+    return answer(
+        {
+            "commands": await documents_of(request, commands.commands),
+            "events": await documents_of(request, events.events),
+            "is_truncated": bool(commands.next_page_token or events.next_page_token),
+        }
+    )
+
+
+def _last_stay(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
+    """The spans of the newest lease among spans of one workload, the latest first."""
+    leased = [span for span in spans if span.state == SLOT_STATE_LEASED]
+    return [span for span in leased if span.lease_id == leased[0].lease_id]
+
+
+def _workloads(request: web.Request) -> list[str]:
+    """The ids of workloads in a query."""
+    ids = request.query.getall("workload", [])
+    if len(ids) > WORKLOADS_LIMIT:
+        raise problem(400, f"a question names at most {WORKLOADS_LIMIT} workloads")
+    if not all(map(ID.fullmatch, ids)):
+        raise problem(400, "no id has this form")
+    return ids
+
+
+def _moment(request: web.Request, name: str) -> Timestamp | None:
+    """A time of the query, in milliseconds of the Unix epoch. None: not given."""
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,14}(\.\d{1,6})?", text):
+        raise problem(400, f"{name} is a time in milliseconds of the Unix epoch")
+    found = Timestamp()
+    found.FromMicroseconds(int(float(text) * 1000))
+    return found
+
+
+def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:
+    """A filter of a time."""
+    parts = []
+    if start is not None:
+        parts.append(f'{field} >= "{start.ToJsonString()}"')
+    if end is not None:
+        parts.append(f'{field} <= "{end.ToJsonString()}"')
+    return " AND ".join(parts)

@@ -151,6 +151,7 @@ def describe_worker(worker: Worker) -> Description:
     shown.add("State", f"{state},cordoned" if worker.HasField("cordon") else state)
     if worker.HasField("cordon"):
         shown.add("Cordon", cordon_text(worker.cordon))
+    shown.add("Refused", worker.refusal)
     if worker.HasField("session_encrypted"):
         shown.add("Session", f"{'TLS' if worker.session_encrypted else 'without TLS'}, epoch {worker.epoch}")
     shown.add_time("Seen", worker.last_seen_time)

@@ -35,17 +35,24 @@ WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
     Column("ID", lambda worker: worker.worker_id, is_wide=True),
     Column(
         "REASON",
-        lambda worker: cordon_text(worker.cordon) if worker.HasField("cordon") else "-",
+        lambda worker: worker_reason(worker) or "-",
         drop=2,
         shrinks=True,
     ),
 )
-"""Columns of workers. SEEN is the time since the last report, REASON that of a cordon."""
+"""Columns of workers. SEEN is the time since the last report, REASON that of a refusal or a cordon."""
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
     """Labels as KEY=VALUE,…, sorted. "-": none."""
     return ",".join(f"{key}={labels[key]}" for key in sorted(labels)) or "-"
+
+
+def worker_reason(worker: Worker) -> str:
+    """Why a worker was refused, and its cordon. Empty: neither."""
+    parts = [f"refused: {safe_cell(worker.refusal)}"] if worker.refusal else []
+    parts += [cordon_text(worker.cordon)] if worker.HasField("cordon") else []
+    return "; ".join(parts)
 
 
 def _worker_state(worker: Worker) -> str:

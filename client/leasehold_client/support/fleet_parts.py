@@ -46,7 +46,7 @@ WORKER: Final[Fields] = {
     **dict.fromkeys(("worker_id", "name", "state", "epoch", "agent_version", "driver_version")),
     **dict.fromkeys(("cuda_version", "host", "capabilities", "gpu_count", "free_gpu_count")),
     **dict.fromkeys(("pending_claimers", "parked_workload_count", "last_seen_time", "resources")),
-    **dict.fromkeys(("host_memory_available_bytes", "session_encrypted")),
+    **dict.fromkeys(("host_memory_available_bytes", "session_encrypted", "refusal")),
 }
 GPU: Final[Fields] = {
     **dict.fromkeys(("worker_id", "worker_name", "gpu", "workload_name", "report_time")),

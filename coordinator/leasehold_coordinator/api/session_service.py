@@ -268,6 +268,8 @@ class SessionService(SessionServiceServicer):
         hello = session.hello
         logger.warning("the session of worker %s ends: %s", hello.name, refusal.message)
         self._fleet.events.refused(refusal, hello.worker_id, hello.name)
+        if session.known is not None:
+            session.known.refusal = refusal.message
         session.end(session_pb2.GOODBYE_REASON_REFUSED, refusal)
 
     def _forget(self, session: Session) -> None:

@@ -43,6 +43,7 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
         resources=known.resources,
         cordon=known.cordon,
         session_encrypted=known.is_encrypted if known.session_id is not None else None,
+        refusal=known.refusal,
     )
 
 

@@ -46,6 +46,7 @@ class KnownWorker:
         load: The last load.
         resources: Total and free resources of its host. None: unknown.
         cordon: The cordon of the whole worker. None: not cordoned.
+        refusal: Why its session was ended, since its credential is refused by now. Empty: it was not.
         pace: How fast its frames are read.
     """
 
@@ -66,6 +67,7 @@ class KnownWorker:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     resources: MachineResources | None = None
     cordon: Cordon | None = None
+    refusal: str = ""
     pace: FramePace = field(default_factory=FramePace)
 
     @property

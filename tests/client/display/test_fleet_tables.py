@@ -31,14 +31,21 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
         [
             Worker(name="alpha", state=worker_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
             Worker(name="beta", state=worker_pb2.WORKER_STATE_LOST),
+            Worker(
+                name="gamma",
+                state=worker_pb2.WORKER_STATE_STALE,
+                refusal="worker/gamma is blocked",
+                cordon=CORDON,
+            ),
         ],
     )
-    headings, alpha, beta = columns(capsys.readouterr().out)
+    headings, alpha, beta, gamma = columns(capsys.readouterr().out)
     assert headings[5:7] == ["CPU", "MEMORY"]
     assert alpha[:2] == ["alpha", "CONNECTED,cordoned"]
     assert alpha[5:7] == ["2.5/8", "1.5 GiB/16.0 GiB"]
     assert alpha[-1] == "cordoned by ann@host: fan is\\nloud"
     assert (beta[1], beta[5:7], beta[-1]) == ("LOST", ["?", "?"], "-")
+    assert gamma[-1] == "refused: worker/gamma is blocked; cordoned by ann@host: fan is\\nloud"
 
 
 @pytest.mark.parametrize(

@@ -303,12 +303,15 @@ def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
         session_pb2.GOODBYE_REASON_REFUSED,
         "worker/gamma is blocked: an admin may `leasehold ca unblock worker/gamma`",
     )
+    refused = {one.name: one.refusal for one in remote.admin.workers()}
+    assert refused["gamma"] == ended.error.message
     blocked = [one.identity for one in remote.admin.certificates.blocks()]
     assert blocked == ["user/dave", "user/mallory", "worker/gamma"]
     for identity in ("worker/gamma", "user/dave"):
         remote.admin.certificates.unblock(identity)
     remote.fleet("user/dave").ListWorkers(ListWorkersRequest(), timeout=20)
     remote.connect("worker/gamma", "gamma").welcome()
+    assert {one.refusal for one in remote.admin.workers() if one.name == "gamma"} == {""}
     with pytest.raises(LeaseholdError, match="user/dave is not blocked"):
         remote.admin.certificates.unblock("user/dave")
 

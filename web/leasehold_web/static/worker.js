@@ -73,7 +73,7 @@ function hostFacts(worker) {
     ["Agent", worker.agent_version ?? UNKNOWN],
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],
-    ["Session", worker.session_encrypted === undefined ? "none" : worker.session_encrypted ? "with TLS" : "without TLS"],
+    ["Session", worker.session_encrypted === undefined ? (worker.refusal ? `refused: ${worker.refusal}` : "none") : worker.session_encrypted ? "with TLS" : "without TLS"],
     ["Waiting claims", worker.pending_claimers === undefined ? (worker.gpu_count === undefined ? UNKNOWN : "0") : String(worker.pending_claimers)],
   ];
   for (const [key, value] of Object.entries(worker.labels ?? {})) facts.push(["Label", `${key}=${value}`]);

@@ -103,6 +103,7 @@ class Worker(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     CORDON_FIELD_NUMBER: _builtins.int
     SESSION_ENCRYPTED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """From the worker's hello."""
     name: _builtins.str
@@ -129,6 +130,10 @@ class Worker(_message.Message):
     """Available host memory in bytes. Absent: unknown."""
     session_encrypted: _builtins.bool
     """Whether the session has TLS. Absent: no session."""
+    refusal: _builtins.str
+    """Why the coordinator ended the worker's last session: its credential was revoked, blocked or expired. Empty: it did
+    not, or the coordinator has started again since.
+    """
     @_builtins.property
     def host(self) -> Global___HostFacts:
         """Facts of the host."""
@@ -175,10 +180,11 @@ class Worker(_message.Message):
         resources: Global___MachineResources | None = ...,
         cordon: _lease_pb2.Cordon | None = ...,
         session_encrypted: _builtins.bool | None = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_parked_workload_count", b"_parked_workload_count", "_pending_claimers", b"_pending_claimers", "_resources", b"_resources", "_session_encrypted", b"_session_encrypted", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "last_seen_time", b"last_seen_time", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources", "session_encrypted", b"session_encrypted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_parked_workload_count", b"_parked_workload_count", "_pending_claimers", b"_pending_claimers", "_resources", b"_resources", "_session_encrypted", b"_session_encrypted", "agent_version", b"agent_version", "capabilities", b"capabilities", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources", "session_encrypted", b"session_encrypted", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_parked_workload_count", b"_parked_workload_count", "_pending_claimers", b"_pending_claimers", "_resources", b"_resources", "_session_encrypted", b"_session_encrypted", "agent_version", b"agent_version", "capabilities", b"capabilities", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "refusal", b"refusal", "resources", b"resources", "session_encrypted", b"session_encrypted", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015

@@ -23,9 +23,15 @@ def follow(client: Client, command: Command, timeout_s: float | None) -> Command
     with console.status(operation_name(command)) as status:
         for current in client.watch(command, timeout_s=timeout_s):
             command = current
-            phase = command.phase or command_state(command).lower()
-            status.update(Text(safe_text(f"{operation_name(command)}: {phase}")))
+            status.update(Text(safe_text(progress_text(command))))
     return command
+
+
+def progress_text(command: Command) -> str:
+    """Operation and phase. A cancelled command may wait for a hook or for a call of the driver."""
+    phase = command.phase or command_state(command).lower()
+    requested = ", cancellation requested" if command.cancel_requested else ""
+    return f"{operation_name(command)}: {phase}{requested}"
 
 
 def terminal() -> "Console | None":

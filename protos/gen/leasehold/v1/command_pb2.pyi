@@ -51,7 +51,7 @@ class _CommandStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandS
     COMMAND_STATE_CANCELLED: _CommandState.ValueType  # 8
     """The command was cancelled and rolled back."""
     COMMAND_STATE_EXPIRED: _CommandState.ValueType  # 9
-    """The command timed out before its acceptance, and was not carried out."""
+    """The command timed out before anything of it was done."""
     COMMAND_STATE_UNKNOWN: _CommandState.ValueType  # 10
     """The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
     returns.
@@ -79,7 +79,7 @@ COMMAND_STATE_REJECTED: CommandState.ValueType  # 7
 COMMAND_STATE_CANCELLED: CommandState.ValueType  # 8
 """The command was cancelled and rolled back."""
 COMMAND_STATE_EXPIRED: CommandState.ValueType  # 9
-"""The command timed out before its acceptance, and was not carried out."""
+"""The command timed out before anything of it was done."""
 COMMAND_STATE_UNKNOWN: CommandState.ValueType  # 10
 """The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
 returns.

@@ -104,7 +104,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_HOOK_FAILED: _ErrorReason.ValueType  # 35
     """A hook failed or ran into its timeout; metadata "hook" names it."""
     ERROR_REASON_EXPIRED: _ErrorReason.ValueType  # 36
-    """The command's timeout passed before it was accepted: it was certainly not executed."""
+    """The timeout passed before the point of no return. What had begun is undone. With the state EXPIRED, nothing had."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 37
     """The command was cancelled and undone."""
     ERROR_REASON_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 38
@@ -303,7 +303,7 @@ ERROR_REASON_SPAWN_FAILED: ErrorReason.ValueType  # 34
 ERROR_REASON_HOOK_FAILED: ErrorReason.ValueType  # 35
 """A hook failed or ran into its timeout; metadata "hook" names it."""
 ERROR_REASON_EXPIRED: ErrorReason.ValueType  # 36
-"""The command's timeout passed before it was accepted: it was certainly not executed."""
+"""The timeout passed before the point of no return. What had begun is undone. With the state EXPIRED, nothing had."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 37
 """The command was cancelled and undone."""
 ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 38

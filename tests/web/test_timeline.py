@@ -189,3 +189,21 @@ def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
     fleet.fleet.cli("restore", "train", "--to", "alpha/1")
     with open_page(browser, fleet.url, fleet.token) as page:
         assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]
+
+
+@pytest.mark.long
+def test_the_address_of_a_timeline_has_the_time_that_it_shows(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}timeline")
+        page.click('button:text-is("1 h")')
+        page.wait_for_url("**/timeline?range=3600000")
+        page.click('button:text-is("Following now")')
+        page.wait_for_url("**/timeline?range=3600000&end=*")
+        address = page.url
+        page.reload()
+        expect(page.locator('button[data-range="3600000"]')).to_have_attribute("aria-pressed", "true")
+        page.click('button:text-is("Follow now")')  # it rests after the reload, too
+        page.wait_for_url("**/timeline?range=3600000")
+        page.goto(f"{fleet.url}timeline?range=60000&end=x")
+        expect(page.locator('button:text-is("Following now")')).to_be_visible()
+        assert int(address.rpartition("=")[2]) > 0

@@ -18,7 +18,7 @@ const MOVED_MS = 120; // how long the time in sight rests before its history is 
 const LAYOUT_MS = 500; // least time between two layouts while the picture glides
 
 export function show(main) {
-  const time = new TimeWindow(Number(new URLSearchParams(location.search).get("range")));
+  const time = new TimeWindow(new URLSearchParams(location.search));
   let chosen = null; // an item: { span }, { joint }, { command } or { event }
   let hovered = null;
   let isOver = false;
@@ -83,7 +83,10 @@ export function show(main) {
     arrange();
     soon();
     clearTimeout(wantTimer);
-    wantTimer = setTimeout(() => history.want(time.start, time.end < Date.now() ? time.end : Infinity), MOVED_MS);
+    wantTimer = setTimeout(() => {
+      window.history.replaceState(null, "", `?${time.query}`);
+      history.want(time.start, time.end < Date.now() ? time.end : Infinity);
+    }, MOVED_MS);
     refreshTools();
   }
 

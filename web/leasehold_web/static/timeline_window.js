@@ -8,9 +8,20 @@ const AHEAD = 0.02; // the part of the picture that is ahead of now while it fol
 export const RANGES = [["1 min", MINUTE], ["5 min", 5 * MINUTE], ["15 min", 15 * MINUTE], ["1 h", 60 * MINUTE], ["6 h", 360 * MINUTE], ["1 d", 1440 * MINUTE], ["1 w", 10080 * MINUTE]];
 
 export class TimeWindow {
-  constructor(range) {
+  // The time that the query of an address names: its length, and its end if it does not follow now.
+  constructor(query) {
+    const [range, end] = ["range", "end"].map((name) => Number(query.get(name)));
     this.range = range >= LEAST && range <= MOST ? range : 5 * MINUTE;
     this.follow();
+    if (!(end > 0 && end < this.end)) return;
+    this.rest();
+    this.end = end;
+  }
+
+  // The query of an address that shows the same.
+  get query() {
+    const range = `range=${Math.round(this.range)}`;
+    return this.isFollowing ? range : `${range}&end=${Math.round(this.end)}`;
   }
 
   get start() {

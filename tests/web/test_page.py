@@ -440,6 +440,17 @@ def test_a_running_workload_that_is_not_ready_is_told_so(browser: Browser, web_f
         expect(page.locator("tbody tr")).to_contain_text("running, not ready")
         page.click('a:text-is("train")')
         expect(page.locator("h1 + .badge")).to_have_text("running, not ready")
+        page.goto(f"{web_fleet.url}plain/workloads")
+        expect(page.locator("tbody tr")).to_contain_text("RUNNING (not ready)")
+
+
+@pytest.mark.long
+def test_a_cordoned_host_counts_all_its_gpus(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("cordon", "alpha", "--reason", "a fan")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(".host-name a")
+        gpus = page.locator(".resource", has_text="GPUs")
+        expect(gpus).to_contain_text(re.compile("0 of 4 *free"))
 
 
 LIMITS: Final = """async () => {

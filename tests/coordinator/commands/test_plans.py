@@ -251,6 +251,8 @@ def test_a_worker_that_leaves_while_it_is_asked_or_is_gone(
     assert refusal(lambda: asked.result(20)) == gone
     request = plan_request(SUSPEND, "one")
     assert refusal(lambda: coordinator.workloads.Plan(request, timeout=20)) == gone
+    with pytest.raises(grpc.RpcError, match="`leasehold describe worker alpha` has its last events"):
+        coordinator.workloads.Plan(request, timeout=20)
 
 
 def test_validate_only_is_refused_as_its_plan_is(

@@ -178,11 +178,19 @@ def test_a_rollback_that_a_hook_leaves_incomplete_is_shown_and_woken(fleet: Flee
     fleet.wait_counting("one")
 
 
-def test_a_suspend_whose_time_is_up_within_a_hook_says_that_it_is_rolled_back(fleet: Fleet) -> None:
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_a_suspend_whose_time_is_up_within_a_hook_says_what_is_rolled_back(
+    fleet: Fleet, is_undone: bool
+) -> None:
     file = fleet.programs / "hooks.json"
-    hook = {"name": "slow", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["sleep", "60"]}}
-    file.write_text(json.dumps([hook]))
+    slow = {"name": "slow", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["sleep", "60"]}}
+    back = {"name": "back", "phase": "AFTER_RESTORE", "command": {"arguments": ["false"]}}
+    file.write_text(json.dumps([slow] if is_undone else [slow, back]))
     counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
-    fleet.cli("run", "--name", "one", "--gpus", "1", "--hooks", str(file), "--", *counter)
-    late = fleet.json("suspend", "one", "--timeout", "2", code=1)
-    assert late["error"]["message"] == "timed out before the point of no return; rolled back"
+    fleet.cli("run", "--name", "one", "--gpus", "1", "--hooks", str(file), "--wait-ready", "--", *counter)
+    late = fleet.json("suspend", "one", "--timeout", "5", code=1)
+    undone = "rolled back" if is_undone else "not all is undone (see warnings)"
+    assert late["error"]["message"] == f"timed out before the point of no return; {undone}"
+    shown = fleet.cli("get", "workloads", "one").stdout
+    assert ("RUNNING(HOOK_FAILED)" in shown) != is_undone
+    fleet.wait_counting("one")

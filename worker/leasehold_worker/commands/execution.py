@@ -66,6 +66,8 @@ class Execution:
             if outcome.rolled_back is False and outcome.error is not None:
                 return outcome.error
         undone = "rolled back" if _has_called(progress) else "nothing had begun"
+        if progress.stays_changed or progress.preempted_workload_ids:
+            undone = "not all is undone"
         if progress.warnings:
             undone += " (see warnings)"
         if self._cancelled:

@@ -62,9 +62,9 @@ REASONS_OF_REFUSAL: Final = frozenset(
 """Reasons that mean REJECTED as long as no driver call has changed a process: nothing was begun."""
 
 BEGUN: Final = frozenset(
-    {"preempt", "hooks", "save", "image", "resume", "start", "load", "terminate", "kill"}
+    {"preempt", "make_room", "hooks", "save", "image", "resume", "start", "load", "terminate", "kill"}
 )
-"""Phases that change a workload without the driver."""
+"""Phases that change a workload without the driver, or another workload."""
 
 
 def outcome_of(error: OperationError | None, progress: Progress) -> CommandState.ValueType:

@@ -51,6 +51,8 @@ class Progress:
         disk_bytes: Bytes that were written to disk or read from it.
         hold_id: The hold on the released GPUs. Empty: none.
         preempted_workload_ids: Workloads that a preempt suspended, and that are suspended now.
+        stays_changed: A rollback leaves something changed: a hook that could not be undone, or another
+            workload that was moved to a lower tier. The warnings name it.
     """
 
     observer: Callable[[str], None]
@@ -67,6 +69,7 @@ class Progress:
     disk_bytes: int = 0
     hold_id: str = ""
     preempted_workload_ids: tuple[str, ...] = ()
+    stays_changed: bool = False
     _current: tuple[str, float] | None = None
     _going_back: bool = False
     _told_s: float = 0.0

@@ -189,7 +189,7 @@ class OperationHooks:
         try:
             await runner.down(context)
         except BaseException:  # the runner has rolled back the hooks where that was possible
-            _forget_if_undone(workload)
+            self._forget_if_undone(workload)
             raise
 
     async def up(self) -> None:
@@ -249,11 +249,17 @@ class OperationHooks:
         for target in reversed(targets):
             workload = target.workload
             await runner.roll_back(self._noting(target))
-            _forget_if_undone(workload)
+            self._forget_if_undone(workload)
             try:
                 await self._keep(workload)
             except OperationError as error:
                 self._progress.warnings.append(f"the end of its hooks is not on disk yet: {error.message}")
+
+    def _forget_if_undone(self, workload: Workload) -> None:
+        if workload.hooked is not None and not workload.hooked.notes:
+            workload.note_hooks(None)
+        elif workload.parked is None:
+            self._progress.stays_changed = True
 
     def _noting(self, target: WorkloadPlan) -> HookContext:
         """The context of a workload's hooks. Their progress is on disk before they continue."""
@@ -271,8 +277,3 @@ class OperationHooks:
         record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
         context = self._context(target, record, self._progress.warnings)
         return context
-
-
-def _forget_if_undone(workload: Workload) -> None:
-    if workload.hooked is not None and not workload.hooked.notes:
-        workload.note_hooks(None)

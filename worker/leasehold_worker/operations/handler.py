@@ -4,7 +4,7 @@ Each begins with its plan. The policy decides how a workload is suspended, and a
 suspend releases the lease, a restore claims GPUs again, and the GPU pairs follow from the new GPUs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -37,7 +37,7 @@ from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
-from leasehold_worker.planning.plan import Plan
+from leasehold_worker.planning.plan import MoveDown, Plan
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.planning.workload_checks import require_stopped
 from leasehold_worker.workloads import eviction
@@ -282,7 +282,7 @@ class Operations:
             try:
                 if plan.moves_down and not plan.refused:
                     if carry_out is not None:
-                        await _make_room(plan, progress, carry_out)
+                        await make_room(plan.moves_down, progress, carry_out)
                     plan = await self.preflight.suspend(workload_id, operation, tried)
                     plan.require_room()
                 if not self._is_settled(plan, progress):
@@ -423,15 +423,21 @@ def _warn_of_children(progress: Progress) -> None:
         progress.warnings.append(CHILDREN_OF_MOVED)
 
 
-async def _make_room(plan: Plan, progress: Progress, carry_out: CarryOut) -> None:
-    """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
-    for move in plan.moves_down:
+async def make_room(moves: Iterable[MoveDown], progress: Progress, carry_out: CarryOut) -> None:
+    """Moves other workloads to a lower tier, one after the other. A failed move is a warning.
+
+    A cancellation takes effect between two moves, and a move that has ended stays.
+    """
+    for move in moves:
+        await trio.lowlevel.checkpoint_if_cancelled()
         progress.enter("make_room")
         operation = operation_pb2.Operation(
             suspend=operation_pb2.SuspendOperation(policy=move.policy, force=True)
         )
-        outcome = await carry_out(move.workload_id, operation, move.generation)
+        with trio.CancelScope(shield=True):  # a cancelled wait would leave the move running
+            outcome = await carry_out(move.workload_id, operation, move.generation)
         if outcome.state != SUCCEEDED:
             progress.warnings.append(f"workload {move.name} freed no memory: {outcome.error.message}")
         else:
             progress.warnings.append(move.text)
+            progress.stays_changed = True

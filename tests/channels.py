@@ -7,6 +7,7 @@ import grpc
 from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME, credentials_directory
 from leasehold_client.coordinator import channels
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
+from leasehold_coordinator.access.certificates import CertificateRegistry
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -88,5 +89,5 @@ def server_credentials() -> grpc.ServerCredentials:
 def authentication(store: Store) -> Authentication:
     """A coordinator's authentication, without a client socket."""
     authority, tokens = open_state(credentials_directory())
-    certificates = ClientCertificates(store, authority)
+    certificates = ClientCertificates(store, authority, CertificateRegistry())
     return Authentication(tokens, lambda peer: None, certificates, LiveCalls(certificates.refusal))

@@ -53,6 +53,11 @@ class Revocation:
         return "/" in self.subject
 
 
+def why_blocked(subject: str) -> str:
+    """Why a blocked identity is refused, which is written as ``KIND/NAME``."""
+    return f"{subject} is blocked: an admin may `leasehold ca unblock {subject}`"
+
+
 @final
 class CertificateRegistry:
     """Every stored client certificate, the revoked serial numbers, and the blocked identities."""

@@ -16,7 +16,7 @@ from leasehold_coordinator.core.workload_metadata import etag_of
 from leasehold_coordinator.core.workload_states import is_ended
 
 
-def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
+def worker_view(known: KnownWorker, state: WorkerState.ValueType, refusal: str) -> Worker:
     """A worker as clients read it."""
     hello = known.hello
     return Worker(
@@ -43,7 +43,7 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
         resources=known.resources,
         cordon=known.cordon,
         session_encrypted=known.is_encrypted if known.session_id is not None else None,
-        refusal=known.refusal,
+        refusal=refusal,
     )
 
 

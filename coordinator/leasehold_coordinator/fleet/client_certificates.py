@@ -16,7 +16,12 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
+from leasehold_coordinator.access.certificates import (
+    CertificateRegistry,
+    ClientCertificate,
+    Revocation,
+    why_blocked,
+)
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.peer_certificates import PeerCertificate
 from leasehold_coordinator.errors import FleetError
@@ -46,6 +51,7 @@ class ClientCertificates:
     Args:
         store: The store.
         authorities: Sign certificates.
+        registry: Receives the certificates, revocations and blocks of the store.
         is_external: Whether a PKI of others issues the certificates, so that the store knows none.
         is_store_restored: Whether the store is an older copy, which lacks the certificates issued since.
     """
@@ -54,6 +60,7 @@ class ClientCertificates:
         self,
         store: Store,
         authorities: Authorities,
+        registry: CertificateRegistry,
         *,
         is_external: bool = False,
         is_store_restored: bool = False,
@@ -64,7 +71,7 @@ class ClientCertificates:
         self._is_store_restored = is_store_restored
         self._taken_back: list[ClientCertificate] = []
         """Certificates that the restored store lacks, until they are stored."""
-        self.registry = CertificateRegistry()
+        self.registry = registry
         self._confirmed: dict[Identity, str] = {}
         """The newest CA that each identity has confirmed to trust, by serial number."""
 
@@ -137,7 +144,7 @@ class ClientCertificates:
         blocked = [] if caller.is_local_admin else [one for one in identities if self.is_blocked(one)]
         why: str | None = None
         if blocked:
-            why = f"{blocked[0]} is blocked: an admin may `leasehold ca unblock {blocked[0]}`"
+            why = why_blocked(str(blocked[0]))
         elif caller.expire_time is not None:
             if caller.serial:
                 why = self.registry.refusal(

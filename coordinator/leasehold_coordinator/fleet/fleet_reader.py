@@ -13,6 +13,7 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 
+from leasehold_coordinator.access.certificates import CertificateRegistry, why_blocked
 from leasehold_coordinator.core.client_views import gpu_views, worker_view, workload_view
 from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.known_worker import KnownWorker
@@ -55,6 +56,8 @@ class FleetReader:
         self.workloads = LiveWorkloads()
         self.ledger = CommandLedger()
         """Unfinished commands."""
+        self.certificates = CertificateRegistry()
+        """Client certificates, revocations and blocked identities."""
         self.recent = RecentCommands()
         self.report_bounds = ReportBounds()
         self.checkpoint_listings = CheckpointListings()
@@ -68,7 +71,12 @@ class FleetReader:
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""
-        return worker_view(known, self.registry.state(known, time.monotonic()))
+        return worker_view(known, self.registry.state(known, time.monotonic()), self.refusal(known))
+
+    def refusal(self, known: KnownWorker) -> str:
+        """Why a worker is refused: it is blocked, or its last session ended so. Empty: it is not."""
+        subject = f"worker/{known.hello.name}"
+        return why_blocked(subject) if self.certificates.is_revoked(subject) else known.refusal
 
     def gpus(self, known: KnownWorker) -> list[FleetGpu]:
         """A worker's GPUs with the names of their holders."""
@@ -114,15 +122,25 @@ class FleetReader:
         if self.is_in_contact(worker_id):
             return self.sessions[worker_id]
         known = self.registry.get(worker_id)
-        name = known.hello.name if known else worker_id
-        state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
+        name, state = worker_id, "unknown"
+        if known is not None:
+            name = known.hello.name
+            state = worker_pb2.WorkerState.Name(self.registry.state(known, time.monotonic()))[13:]
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            f"worker {name} is {state}: start it again, or wait until it is connected; "
-            f"`leasehold describe worker {name}` has its last events, such as a refusal while it is blocked",
+            f"worker {name} is {state}: {self._remedy(known)}",
             retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
             worker=name,
         )
+
+    def _remedy(self, known: KnownWorker | None) -> str:
+        """What to do about a worker out of contact."""
+        remedy = "start it again, or wait until it is connected"
+        if known is None:
+            return remedy
+        if refusal := self.refusal(known):
+            return f"it is refused, since {refusal}"
+        return f"{remedy}; `leasehold describe worker {known.hello.name}` has its last events"
 
     async def find_parents(self, worker: str, workload: str) -> tuple[str | None, str | None]:
         """The ids of the worker and the workload that a request names by id or name. None: not named.

@@ -115,7 +115,11 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         clock = ClockJumps(fleet.events, store)
         began = time.monotonic()
         certificates = ClientCertificates(
-            store, authorities, is_external=pki is not None, is_store_restored=config.store_restored
+            store,
+            authorities,
+            fleet.reader.certificates,
+            is_external=pki is not None,
+            is_store_restored=config.store_restored,
         )
         changes = AuthorityChanges(fleet, certificates)
         bindings = Bindings()

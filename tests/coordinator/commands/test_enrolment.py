@@ -32,7 +32,7 @@ from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.access.certificates import Revocation
+from leasehold_coordinator.access.certificates import CertificateRegistry, Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.access.roles import Role
@@ -85,7 +85,7 @@ class Office:
         self.authorities = open_authorities(folder, rules)
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
-        self.certificates = ClientCertificates(store, self.authorities)
+        self.certificates = ClientCertificates(store, self.authorities, CertificateRegistry())
         self.bindings = Bindings()
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"], self.is_admin)
         self.tokens.address = "coordinator.example:7402"

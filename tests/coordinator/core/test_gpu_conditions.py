@@ -85,7 +85,7 @@ def test_only_what_is_another_than_before_is_news_to_watchers() -> None:
         )
     ]
     assert news == [True, False, True, True, True, True, False, True]
-    worker = worker_view(known, registry.state(known, 0))
+    worker = worker_view(known, registry.state(known, 0), "")
     assert not worker.HasField("cordon")
     assert worker.resources.memory_free_bytes == 5, "a load without it says nothing of it"
 

@@ -93,7 +93,7 @@ def test_after_a_start_a_worker_is_unconfirmed_and_its_gpus_are_not_none() -> No
     (known,) = registry.all()
     assert registry.state(known, 159) == worker_pb2.WORKER_STATE_UNCONFIRMED
     assert registry.state(known, 161) == worker_pb2.WORKER_STATE_LOST
-    worker = worker_view(known, registry.state(known, 101))
+    worker = worker_view(known, registry.state(known, 101), "")
     assert not worker.HasField("gpu_count")
     assert list(gpu_views(known)) == []
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.access.certificates import Revocation
+from leasehold_coordinator.access.certificates import CertificateRegistry, Revocation
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import KEPT_AFTER_EXPIRY, ClientCertificates
@@ -32,7 +32,7 @@ def with_certificates(folder: Path, scenario: Callable[[Store, ClientCertificate
     async def run() -> None:
         store = Store.open(str(folder / "store.sqlite3"))
         try:
-            certificates = ClientCertificates(store, open_authorities(folder))
+            certificates = ClientCertificates(store, open_authorities(folder), CertificateRegistry())
             await certificates.load()
             await scenario(store, certificates)
         finally:

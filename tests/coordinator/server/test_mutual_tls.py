@@ -305,6 +305,9 @@ def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
     )
     refused = {one.name: one.refusal for one in remote.admin.workers()}
     assert refused["gamma"] == ended.error.message
+    refusal_of_use = f"worker gamma is [A-Z]+: it is refused, since {ended.error.message}"
+    with pytest.raises(LeaseholdError, match=refusal_of_use):
+        remote.admin.cordon("gamma", reason="a fan", cordoned_by="ann")
     blocked = [one.identity for one in remote.admin.certificates.blocks()]
     assert blocked == ["user/dave", "user/mallory", "worker/gamma"]
     for identity in ("worker/gamma", "user/dave"):

@@ -131,8 +131,8 @@ class Worker(_message.Message):
     session_encrypted: _builtins.bool
     """Whether the session has TLS. Absent: no session."""
     refusal: _builtins.str
-    """Why the coordinator ended the worker's last session: its credential was revoked, blocked or expired. Empty: it did
-    not, or the coordinator has started again since.
+    """Why the worker is refused: its name is blocked, or its credential was refused during its last session. Empty: it is
+    not, as far as the coordinator knows since its start.
     """
     @_builtins.property
     def host(self) -> Global___HostFacts:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -416,6 +417,80 @@ def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost])
     say(holders[0], "end")
     host.wait_line(holders[0], "after")
     assert host.run("--gpus", "0", "--", "echo", "done") == "done\n"
+
+
+WAIT_S = 3
+
+WAIT_AND_STAY = f"""
+from leasehold_client import local
+from leasehold_client.errors import LeaseholdError
+try:
+    with local.claim(wait_s={WAIT_S}, on_waiting=lambda _: print("waiting", flush=True)):
+        print("granted", flush=True)
+except LeaseholdError as error:
+    print("refused:", error.message, flush=True)
+input()
+"""
+"""A program that lives on after its claim."""
+
+
+def wait_shortly(host: LocalHost, by_exec: bool) -> subprocess.Popen[str]:
+    """Starts a program that waits for WAIT_S, and returns once it is in the queue."""
+    if by_exec:
+        waiting = host.exec("--wait", str(WAIT_S), "--", "echo", "granted")
+    else:
+        waiting = host.python(WAIT_AND_STAY)
+    host.wait_line(waiting, "waiting", "err" if by_exec else "out")
+    return waiting
+
+
+def assert_refused(host: LocalHost, waiting: subprocess.Popen[str], by_exec: bool) -> None:
+    if by_exec:
+        host.end(waiting, 125)
+    else:
+        host.wait_line(waiting, "refused:")
+    assert "granted" not in host.out(waiting)
+
+
+by_both = pytest.mark.parametrize("by_exec", [True, False], ids=["exec", "claim"])
+
+
+@by_both
+@pytest.mark.long
+def test_a_stopped_worker_ends_the_wait_and_keeps_nothing_for_it(
+    restarting_host: LocalHost, by_exec: bool
+) -> None:
+    host = restarting_host
+    holder = start(host, "holder", gpus=2)
+    waiting = wait_shortly(host, by_exec)
+    assert host.worker is not None
+    host.worker.send_signal(signal.SIGSTOP)
+    try:
+        assert_refused(host, waiting, by_exec)
+        holder.kill()
+        holder.wait()
+    finally:
+        host.worker.send_signal(signal.SIGCONT)
+    host.wait(lambda: host.states() == ["FREE", "FREE"])
+    assert not host.look().waiting
+    assert not host.workloads()
+
+
+@by_both
+@pytest.mark.long
+def test_a_worker_that_starts_after_the_wait_grants_nothing(
+    restarting_host: LocalHost, by_exec: bool
+) -> None:
+    host = restarting_host
+    holder = start(host, "holder", gpus=2)
+    waiting = wait_shortly(host, by_exec)
+    host.kill_worker()
+    holder.kill()
+    holder.wait()
+    time.sleep(WAIT_S)
+    host.start_worker()
+    assert_refused(host, waiting, by_exec)
+    host.wait(lambda: host.states() == ["FREE", "FREE"])
 
 
 def test_who_waits_in_vain_is_refused_in_python_too(local_host: LocalHost) -> None:

@@ -32,7 +32,8 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
 
     Raises:
         LeaseholdError: The claim is refused, or the worker ended it without a reason.
-        NoWorkerError: No worker answers, or the restart lasted longer than 30 s.
+        NoWorkerError: No worker answers, the restart lasted longer than 30 s, or the wait was over before the
+            end of the restart.
     """
     check_access(socket)
     deadline = Deadline(request.open)
@@ -44,7 +45,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
                 worker = stack.enter_context(LocalWorker(socket, deadline.connect_timeout_s))
                 stack.callback(lines.close)
                 lines.expect(worker.path)
-                for response in worker.claim(request):
+                for response in worker.claim(request, deadline.answer_timeout_s):
                     if response.HasField("granted"):
                         lines.close()
                         stack.pop_all()
@@ -52,12 +53,14 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
                     if response.HasField("waiting"):
                         lines.show(response.waiting)
         except NoWorkerError:
-            if lines.any:
+            if lines.any and not deadline.is_over:
                 echo_error("leasehold: the worker is restarting; waiting again")
                 give_up_at = time.monotonic() + RESTART_TIMEOUT_S
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(RESTART_PAUSE_S)
+            if deadline.is_over:
+                raise
             request = deadline.apply(request)
         else:
             raise LeaseholdError("the worker ended the claim without a reason: see its log")

@@ -70,9 +70,11 @@ class LocalLease:
 
         Raises:
             LeaseholdError: The claim is refused or timed out.
+            NoWorkerError: No worker answers.
         """
         try:
-            self._granted.wait()
+            if not self._granted.wait(self._deadline.answer_timeout_s):
+                raise self._worker.silent()
         except BaseException:
             self.ended.set()  # stops the thread from resuming
             self._stream.cancel()
@@ -113,7 +115,9 @@ class LocalLease:
                 except NoWorkerError:
                     if self._answered:
                         deadline = time.monotonic() + RESUME_TIMEOUT_S
-                    if not self._seen or self.ended.is_set() or time.monotonic() > deadline:
+                    if not self._seen or self.ended.wait(RESUME_PAUSE_S) or time.monotonic() > deadline:
+                        raise
+                    if self._deadline.is_over and not self._granted.is_set():
                         raise
                     self._resume()
         except LeaseholdError as error:
@@ -127,12 +131,11 @@ class LocalLease:
         request = ClaimRequest(resume=local_service_pb2.ClaimResume(workload_id=self.workload_id))
         if not self._granted.is_set():
             request = self._deadline.apply(self._request)
-        if not self.ended.wait(RESUME_PAUSE_S):
-            self._answered = False
+        self._answered = False
+        self._stream.cancel()
+        self._stream = self._worker.claim(request)
+        if self.ended.is_set():  # set since the check of the caller
             self._stream.cancel()
-            self._stream = self._worker.claim(request)
-            if self.ended.is_set():  # set since the check above
-                self._stream.cancel()
 
     def _read(self) -> None:
         for response in self._stream:
@@ -201,7 +204,7 @@ def claim(
         resources: All resources, which replace ``gpus``.
         name: Name of the workload. Empty: generated.
         priority: Priority in the queue, higher first.
-        wait_s: Longest wait. None: no limit; 0: no wait. A worker has 3 s to answer, also if this is shorter.
+        wait_s: Longest wait. None: no limit; 0: no wait. A worker has 3 s more to answer.
         helper: Terms of a preemptible workload. None: not preemptible.
         eviction: Eviction policy. None: ``retain+cuda_suspend``.
         hooks: Hooks around suspend and restore, in order.

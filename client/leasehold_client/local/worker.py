@@ -3,6 +3,7 @@
 import grp
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
 RELEASE_TIMEOUT_S: Final = 60.0
 SHORTEST_CONNECT_TIMEOUT_S: Final = 3.0
-"""How long a worker has to answer at least, also if the wait of a claim is shorter."""
+"""How long a worker has to answer at least, also if the wait of a claim is shorter or over."""
 
 LONGEST_CONNECT_TIMEOUT_S: Final = 20.0
 """How long a worker has to answer at most, as gRPC has it by default."""
@@ -128,6 +129,17 @@ class Deadline:
         left_s = LONGEST_CONNECT_TIMEOUT_S if self.left_s is None else self.left_s
         return min(max(SHORTEST_CONNECT_TIMEOUT_S, left_s), LONGEST_CONNECT_TIMEOUT_S)
 
+    @property
+    def answer_timeout_s(self) -> float | None:
+        """How long the worker has to grant or refuse the claim. None: no limit."""
+        left_s = self.left_s
+        return None if left_s is None else min(left_s + SHORTEST_CONNECT_TIMEOUT_S, threading.TIMEOUT_MAX)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the wait is over. A claim that is repeated after the end of its wait could be granted."""
+        return self.left_s == 0
+
     def apply(self, request: ClaimRequest) -> ClaimRequest:
         """Sets the remaining wait in a request."""
         left_s = self.left_s
@@ -182,9 +194,14 @@ class LocalWorker:
         with self._decoded():
             return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
 
-    def claim(self, request: ClaimRequest) -> "LocalStream[ClaimResponse]":
-        """Opens a claim, which ends with its stream."""
-        return LocalStream(self, self._stub.Claim(request))
+    def claim(self, request: ClaimRequest, timeout_s: float | None = None) -> "LocalStream[ClaimResponse]":
+        """Opens a claim, which ends with its stream.
+
+        Args:
+            request: The claim.
+            timeout_s: Longest duration of the stream. None: no limit.
+        """
+        return LocalStream(self, self._stub.Claim(request, timeout=timeout_s))
 
     def serve_kernel(self, requests: Iterator[ServeKernelRequest]) -> "LocalStream[ServeKernelResponse]":
         """Registers the application of the calling process until the stream ends."""
@@ -209,14 +226,15 @@ class LocalWorker:
             return closed
         call = cast("grpc.Call", error)
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED or _SILENT in (call.details() or ""):
-            return self._silent(call.code())
+            return self.silent(call.code())
         return NoWorkerError(
             f"no worker answers at {self.path} ({self._problem() or call.details()}): start `leasehold "
             f"worker`, or name its socket with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
         )
 
-    def _silent(self, code: grpc.StatusCode) -> NoWorkerError:
+    def silent(self, code: grpc.StatusCode | None = None) -> NoWorkerError:
+        """The error of a worker that did not answer in time."""
         return NoWorkerError(
             f"the worker at {self.path} did not answer in time: a process listens there and does not "
             "respond; look at the process and its log",

@@ -5,17 +5,32 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from queue import Queue
 from tempfile import TemporaryDirectory
 
+import grpc
 import pytest
-from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest
+from leasehold.local.v1.local_service_pb2 import (
+    ClaimGranted,
+    ClaimOpen,
+    ClaimRequest,
+    ClaimResponse,
+    ClaimWaiting,
+    ListRequest,
+    ListResponse,
+    ReleaseRequest,
+    ReleaseResponse,
+    ServeKernelRequest,
+    ServeKernelResponse,
+)
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
 from leasehold_client.cli import exec_wait
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.local import claim, worker
+from leasehold_client.local import claim, lease, worker
 from leasehold_client.local.worker import LocalWorker, NoWorkerError
 from leasehold_client.messages import duration
 
@@ -158,3 +173,151 @@ def test_exec_says_that_a_worker_is_silent(
     with pytest.raises(NoWorkerError, match="did not answer in time"):
         exec_wait.wait_granted(silent_path, ClaimRequest(open=opened))
     assert capsys.readouterr().err == f"leasehold: the worker at {silent_path} does not answer yet\n"
+
+
+class ScriptedWorker(LocalServiceServicer):
+    """A worker whose first claim waits until the test ends it. Later claims are granted."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[grpc.ServicerContext, float], object] = lambda context, wait_s: None
+        self.is_away = False
+        """Whether later claims find no worker."""
+        self.over = threading.Event()
+        self.waits_s: list[float] = []
+        """The longest waits of the claims."""
+        self.left: Queue[bool] = Queue()
+        """An entry for each stream that has ended."""
+
+    def Claim(self, request: ClaimRequest, context: grpc.ServicerContext) -> Iterator[ClaimResponse]:
+        context.add_callback(lambda: self.left.put(True))
+        wait_s = request.open.wait.ToTimedelta().total_seconds()
+        self.waits_s.append(wait_s)
+        if self.is_away:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        if len(self.waits_s) > 1:
+            yield ClaimResponse(granted=ClaimGranted(workload_id="w-1", name="late"))
+            self.over.wait(60)
+            return
+        yield ClaimResponse(waiting=ClaimWaiting(position=1, pending_claimers=1, reason="0 free"))
+        self.then(context, wait_s)
+
+    def Release(self, request: ReleaseRequest, context: grpc.ServicerContext) -> ReleaseResponse:
+        return ReleaseResponse()
+
+    def List(self, request: ListRequest, context: grpc.ServicerContext) -> ListResponse:
+        raise NotImplementedError
+
+    def ServeKernel(
+        self, requests: Iterator[ServeKernelRequest], context: grpc.ServicerContext
+    ) -> Iterator[ServeKernelResponse]:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def scripted() -> ScriptedWorker:
+    return ScriptedWorker()
+
+
+@pytest.fixture
+def scripted_path(scripted: ScriptedWorker) -> Iterator[Path]:
+    """The socket of the scripted worker."""
+    with TemporaryDirectory(dir="/tmp") as folder, ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        add_LocalServiceServicer_to_server(scripted, server)
+        found = Path(folder) / "worker.sock"
+        server.add_insecure_port(f"unix:{found}")
+        server.start()
+        yield found
+        scripted.over.set()
+        server.stop(None).wait()
+
+
+def wait_by_exec(path: Path, wait_s: float) -> None:
+    exec_wait.wait_granted(path, ClaimRequest(open=ClaimOpen(wait=duration(wait_s))))[0].close()
+
+
+def wait_by_claim(path: Path, wait_s: float) -> None:
+    with claim(wait_s=wait_s, socket=path):
+        pass
+
+
+both_waits = pytest.mark.parametrize("wait", [wait_by_exec, wait_by_claim], ids=["exec", "claim"])
+
+
+def end_of(wait: Callable[[Path, float], None], path: Path, wait_s: float) -> LeaseholdError | None:
+    """The refusal at the end of a wait. None: it ended with a grant."""
+    ended: Queue[LeaseholdError | None] = Queue()
+
+    def run_wait() -> None:
+        try:
+            wait(path, wait_s)
+        except LeaseholdError as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=run_wait, daemon=True).start()
+    return ended.get(timeout=30)
+
+
+@both_waits
+def test_a_worker_that_falls_silent_ends_the_wait(
+    scripted: ScriptedWorker, scripted_path: Path, wait: Callable[[Path, float], None]
+) -> None:
+    scripted.then = lambda context, wait_s: scripted.over.wait(60)
+    error = end_of(wait, scripted_path, 0.2)
+    assert isinstance(error, NoWorkerError)
+    assert error.message.startswith(f"the worker at {scripted_path} did not answer in time: ")
+    assert scripted.left.get(timeout=30), "the worker is told that the claimant has gone"
+    assert len(scripted.waits_s) == 1
+
+
+@both_waits
+def test_a_wait_that_is_over_gets_no_grant_of_the_next_start(
+    scripted: ScriptedWorker,
+    scripted_path: Path,
+    wait: Callable[[Path, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "SHORTEST_CONNECT_TIMEOUT_S", 20.0)  # so the worker is never silent
+
+    def break_off_late(context: grpc.ServicerContext, wait_s: float) -> None:
+        scripted.over.wait(wait_s)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    scripted.then = break_off_late
+    error = end_of(wait, scripted_path, 0.2)
+    assert isinstance(error, NoWorkerError)
+    assert error.message.startswith(f"no worker answers at {scripted_path} (Socket closed): ")
+    assert len(scripted.waits_s) == 1
+
+
+@both_waits
+def test_a_wait_goes_on_at_the_next_start_and_has_what_is_left(
+    scripted: ScriptedWorker, scripted_path: Path, wait: Callable[[Path, float], None]
+) -> None:
+    scripted.then = lambda context, wait_s: context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    assert end_of(wait, scripted_path, 300) is None
+    first, second = scripted.waits_s
+    assert 0 < second < first == 300
+
+
+@both_waits
+def test_the_wait_ends_before_the_time_of_a_restart_is_over(
+    scripted: ScriptedWorker,
+    scripted_path: Path,
+    wait: Callable[[Path, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "SHORTEST_CONNECT_TIMEOUT_S", 20.0)  # so the worker is never silent
+    monkeypatch.setattr(exec_wait, "RESTART_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(lease, "RESUME_TIMEOUT_S", 1000.0)
+
+    def leave(context: grpc.ServicerContext, wait_s: float) -> None:
+        scripted.is_away = True
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    scripted.then = leave
+    error = end_of(wait, scripted_path, 0.5)
+    assert isinstance(error, NoWorkerError)
+    assert error.message.startswith(f"no worker answers at {scripted_path} (Socket closed): ")

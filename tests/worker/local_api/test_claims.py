@@ -20,7 +20,7 @@ from leasehold.v1.operation_pb2 import AdoptOperation, RunOperation
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.executor import Commands
-from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
@@ -424,6 +424,23 @@ async def test_a_claimant_that_leaves_as_it_is_granted_leaves_nothing_behind(
             await trio.sleep(0.01)
     assert not stream.granted()
     assert local.holds_nothing()
+
+
+async def test_a_claimant_that_leaves_before_its_grant_is_stored_leaves_nothing_behind(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_settled = Journal.wait_settled
+    sessions: list[ClaimStream] = []
+
+    async def leave_and_wait(journal: Journal) -> None:
+        sessions[0].close()
+        await wait_settled(journal)
+
+    monkeypatch.setattr(Journal, "wait_settled", leave_and_wait)
+    sessions.append(local.begin(peer, ClaimRequest(open=wanted()))[0])
+    with trio.fail_after(10):
+        while not (local.parts.workloads.all() and local.holds_nothing()):  # noqa: ASYNC110 - nothing else tells
+            await trio.sleep(0.01)
 
 
 def fail_to_create(*_: object) -> Path:

@@ -204,7 +204,7 @@ def claim(
         resources: All resources, which replace ``gpus``.
         name: Name of the workload. Empty: generated.
         priority: Priority in the queue, higher first.
-        wait_s: Longest wait. None: no limit; 0: no wait. A worker has 3 s more to answer.
+        wait_s: Longest wait. None: no limit; 0: no wait. A worker has 10 s more to answer.
         helper: Terms of a preemptible workload. None: not preemptible.
         eviction: Eviction policy. None: ``retain+cuda_suspend``.
         hooks: Hooks around suspend and restore, in order.

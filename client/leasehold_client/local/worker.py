@@ -133,7 +133,7 @@ class Deadline:
     def answer_timeout_s(self) -> float | None:
         """How long the worker has to grant or refuse the claim. None: no limit."""
         left_s = self.left_s
-        return None if left_s is None else min(left_s + SHORTEST_CONNECT_TIMEOUT_S, threading.TIMEOUT_MAX)
+        return None if left_s is None else min(left_s + CALL_TIMEOUT_S, threading.TIMEOUT_MAX)
 
     @property
     def is_over(self) -> bool:

@@ -240,3 +240,28 @@ def test_the_address_of_a_timeline_has_the_time_that_it_shows(browser: Browser, 
         page.goto(f"{fleet.url}timeline?range=60000&end=x")
         expect(page.locator('button:text-is("Following now")')).to_be_visible()
         assert int(address.rpartition("=")[2]) > 0
+
+
+COMMAND_BARS: Final = """async () => {
+  const { drawLanes } = await import("/static/timeline_lanes.js");
+  const { coloursOf } = await import("/static/painter.js");
+  const hour = 3600000;
+  const begin = Date.now() - hour;
+  const command = (state, fields) =>
+    ({ command_id: state, state, create_time: begin, operation: { stop: {} }, ...fields });
+  const commands = [
+    command("RUNNING"), command("SUCCEEDED"), command("FAILED"),
+    command("CANCELLED", { end_time: begin + hour }),
+  ];
+  const scale = { labels: 0, xOf: (time) => ((time - begin) / hour) * 1000 };
+  const context = document.createElement("canvas").getContext("2d");
+  const hits = drawLanes(context, 2000, scale, coloursOf(document.body), commands, []);
+  return hits.filter((one) => one.x2 > 500).map((one) => one.item.command.state);
+}"""
+
+
+@pytest.mark.long
+def test_an_ended_command_whose_end_is_hidden_does_not_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    """A user sees the state of others' commands, and not their end."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(COMMAND_BARS) == ["RUNNING", "CANCELLED"]

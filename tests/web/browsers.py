@@ -24,6 +24,18 @@ ARGUMENTS: Final = [
 CHANGED_NETWORK: Final = "net::ERR_NETWORK_CHANGED"
 """What Chromium says of open requests when any network link of this machine changes, as tests of hosts do."""
 
+SCRIPTED_STREAM: Final = """
+window.EventSource = class {
+  constructor() {
+    window.source = this;
+    window.opened = (window.opened ?? 0) + 1;
+  }
+  close() {}
+};
+window.tell = (message) => window.source.onmessage({ data: JSON.stringify(message) });
+"""
+"""For a page without other streams than the live view: the test tells the changes."""
+
 TIMEOUT_MS: Final = 45_000
 """How long the page may take for a step: a machine that plays other suites is slow."""
 

@@ -1,12 +1,13 @@
 """The dialogs of actions: refusals, long names, the focus, and their sentences."""
 
 import json
+import re
 from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import Complaints, open_page, slot
+from .browsers import SCRIPTED_STREAM, Complaints, open_page, slot
 from .conftest import WebFleet
 
 DEADLINE = """AbortSignal.timeout = () => {
@@ -248,7 +249,52 @@ def test_a_stop_says_how_the_workload_ends(browser: Browser, web_fleet: WebFleet
             (("RUNNING", "SLEEPING"), "The first process gets SIGTERM."),
             (("SUSPENDED", "UNKNOWN", "WEDGED"), "All processes are killed at once"),
             (("CHECKPOINTED", "STOPPED"), "The workload ends at once, since it has no process."),
-            (("SUSPENDING", "RESTORING"), "A command of this workload is under way. The stop is refused"),
+            (("SUSPENDING", "RESTORING"), "The worker changes this workload now. The stop is refused"),
         ):
             for state in states:
                 assert page.evaluate(STOP, state).startswith(told)
+
+
+BESIDE: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  workloadActions(live.workloads.get("w-1")).find((one) => one.textContent === "Stop…").click();
+}"""
+
+
+@pytest.mark.long
+def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_now(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    suspend = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(state: str, command: str) -> None:
+            workload = {"workload_id": "w-1", "name": "one", "status": {"state": state}}
+            changes = [["workload", "w-1", workload], ["command", "c-1", {**suspend, "state": command}]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.route("**/api/commands/c-1", lambda route: route.fulfill(json={**suspend, "state": "RUNNING"}))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell("RUNNING", "PENDING")
+        page.evaluate(BESIDE)
+        effects = page.locator("dialog .steps li")
+        refused = (
+            "Another command of this workload has not ended: suspend. The stop is refused until its end."
+        )
+        expect(effects).to_have_text([refused, re.compile("SIGTERM"), "It holds no GPU."])
+        tell("SUSPENDING", "RUNNING")
+        expect(effects).to_have_text([refused, re.compile("a parked state is lost"), "It holds no GPU."])
+        tell("SUSPENDED", "SUCCEEDED")
+        killed = re.compile("All processes are killed at once")
+        expect(effects).to_have_text([killed, "It holds no GPU.", "Its parked state is lost."])
+        expect(page.locator('dialog button:text-is("Stop")')).to_be_enabled()
+        tell("EXITED", "SUCCEEDED")
+        expect(effects).to_have_text(["The workload has ended."])
+        tell("SUSPENDED", "RUNNING")
+        page.click('dialog a:text-is("suspend")')
+        page.wait_for_url("**/commands/c-1")
+        expect(page.locator("dialog")).to_have_count(0)

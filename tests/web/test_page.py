@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
-from tests.integration.fleets import make_fleet
+from tests.integration.fleets import COUNTER, make_fleet
 from tests.ports import free_port
 
 from .browsers import Complaints, expect_state, open_page, slot
@@ -442,6 +443,28 @@ def test_a_running_workload_that_is_not_ready_is_told_so(browser: Browser, web_f
         expect(page.locator("h1 + .badge")).to_have_text("running, not ready")
         page.goto(f"{web_fleet.url}plain/workloads")
         expect(page.locator("tbody tr")).to_contain_text("RUNNING (not ready)")
+
+
+@pytest.mark.long
+def test_a_workload_whose_hooks_failed_is_told_so(
+    browser: Browser, web_fleet: WebFleet, tmp_path: Path
+) -> None:
+    """A hook refuses the suspend, and another one refuses its rollback."""
+    hooks = [
+        {"name": "back", "phase": "AFTER_RESTORE", "command": {"arguments": ["false"]}},
+        {"name": "refused", "phase": "BEFORE_SUSPEND", "command": {"arguments": ["false"]}},
+    ]
+    file = tmp_path / "hooks.json"
+    file.write_text(json.dumps(hooks))
+    web_fleet.fleet.start_worker("alpha")
+    counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+    web_fleet.fleet.cli("run", "--name", "train", "--gpus", "1", "--hooks", str(file), "--", *counter)
+    web_fleet.fleet.cli("suspend", "train", code=1)
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.goto(f"{web_fleet.url}workloads/train")
+        expect(page.locator("h1 + .badge")).to_have_text("running, hook failed")
+        page.goto(f"{web_fleet.url}plain/workloads")
+        expect(page.locator("tbody tr")).to_contain_text("RUNNING (HOOK_FAILED)")
 
 
 @pytest.mark.long

@@ -77,11 +77,25 @@ def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
     assert asked == ["start=0", "start=47000", "start=4999"]
 
 
-LANE: Final = """async () => {
+LANE: Final = """async (status) => {
   const { miniTimeline } = await import("/static/mini_timeline.js");
-  const lane = miniTimeline("w-1", () => ({ create_time: 5000, status: { end_time: 9000 } }));
+  const draw = CanvasRenderingContext2D.prototype.roundRect;
+  CanvasRenderingContext2D.prototype.roundRect = function (x, y, width, ...others) {
+    window.barWidth = width;
+    draw.call(this, x, y, width, ...others);
+  };
+  const lane = miniTimeline("w-1", () => ({ create_time: 5000, status }));
   document.body.append(lane.element);
 }"""
+
+LEASED: Final = {
+    "span_id": "leased",
+    "state": "LEASED",
+    "begin_time": 6_000,
+    "end_time": 8_000,
+    "gpu_uuid": "GPU-1",
+    "workload_id": "w-1",
+}
 
 
 @pytest.mark.long
@@ -89,11 +103,8 @@ def test_the_lane_of_an_ended_workload_begins_with_it_and_shows_its_leases(
     browser: Browser, web_fleet: WebFleet
 ) -> None:
     """A page that has not seen the workload live has it from the coordinator alone."""
-    place = {"gpu_uuid": "GPU-1", "workload_id": "w-1"}
-    spans = [
-        {"span_id": "reserved", "state": "RESERVED", "begin_time": 5_500, "end_time": 6_000, **place},
-        {"span_id": "leased", "state": "LEASED", "begin_time": 6_000, "end_time": 8_000, **place},
-    ]
+    reserved = {"span_id": "reserved", "state": "RESERVED", "begin_time": 5_500, "end_time": 6_000}
+    spans = [{**LEASED, **reserved}, LEASED]
     asked: list[str] = []
 
     def tell(route: Route) -> None:
@@ -102,9 +113,31 @@ def test_the_lane_of_an_ended_workload_begins_with_it_and_shows_its_leases(
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
-        page.evaluate(LANE)
+        page.evaluate(LANE, {"state": "EXITED", "end_time": 9_000})
         expect(page.locator(".mini tbody tr")).to_have_count(1)
         expect(page.locator(".mini canvas")).to_have_attribute("aria-label", re.compile(": 1 stay[.]"))
+        expect(page.get_by_text("latest stays only")).to_be_hidden()
+    assert asked == ["start=4000&workload=w-1"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["EXITED", "SUSPENDED"])
+def test_the_lane_of_an_old_workload_has_its_whole_past(
+    browser: Browser, web_fleet: WebFleet, state: str
+) -> None:
+    """The end of another owner's workload is hidden, so its lane ends with its last lease."""
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        route.fulfill(json={"spans": [LEASED], "is_truncated": True, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.evaluate(LANE, {"state": state})
+        expect(page.locator(".mini canvas")).to_have_attribute("aria-label", re.compile(": 1 stay[.]"))
+        expect(page.get_by_text("latest stays only")).to_be_visible()
+        assert (page.evaluate("barWidth") > 100) == (state == "EXITED")
     assert asked == ["start=4000&workload=w-1"]
 
 
@@ -207,3 +240,28 @@ def test_the_address_of_a_timeline_has_the_time_that_it_shows(browser: Browser, 
         page.goto(f"{fleet.url}timeline?range=60000&end=x")
         expect(page.locator('button:text-is("Following now")')).to_be_visible()
         assert int(address.rpartition("=")[2]) > 0
+
+
+COMMAND_BARS: Final = """async () => {
+  const { drawLanes } = await import("/static/timeline_lanes.js");
+  const { coloursOf } = await import("/static/painter.js");
+  const hour = 3600000;
+  const begin = Date.now() - hour;
+  const command = (state, fields) =>
+    ({ command_id: state, state, create_time: begin, operation: { stop: {} }, ...fields });
+  const commands = [
+    command("RUNNING"), command("SUCCEEDED"), command("FAILED"),
+    command("CANCELLED", { end_time: begin + hour }),
+  ];
+  const scale = { labels: 0, xOf: (time) => ((time - begin) / hour) * 1000 };
+  const context = document.createElement("canvas").getContext("2d");
+  const hits = drawLanes(context, 2000, scale, coloursOf(document.body), commands, []);
+  return hits.filter((one) => one.x2 > 500).map((one) => one.item.command.state);
+}"""
+
+
+@pytest.mark.long
+def test_an_ended_command_whose_end_is_hidden_does_not_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    """A user sees the state of others' commands, and not their end."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(COMMAND_BARS) == ["RUNNING", "CANCELLED"]

@@ -2,11 +2,12 @@
 
 import re
 import signal
+from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from .browsers import Complaints, expect_state, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, expect_state, open_page
 from .conftest import WebFleet
 
 HIDDEN = """
@@ -118,3 +119,33 @@ def test_a_deletion_reaches_the_list_and_the_pages_of_a_workload_and_a_host(
         fleet.fleet.end("alpha", signal.SIGTERM)
         fleet.fleet.cli("rm", "worker", "alpha", "--yes")
         expect(other.locator(".box.bad")).to_have_text("The host alpha was deleted.")
+
+
+ENDED_COMMANDS: Final = """async () => {
+  const { live } = await import("/static/live.js");
+  const changes = Array.from({ length: 1100 }, (_, at) => ["command", `c-${at}`, { state: "FAILED" }]);
+  tell({ reset: true, changes: [...changes, ["command", "open", { state: "RUNNING" }]], state: {} });
+  return live.commands.size;
+}"""
+
+KEPT_COMMANDS: Final = """async () => {
+  const { live } = await import("/static/live.js");
+  tell({ reset: true, state: {} });
+  return [live.commands.size, live.commands.has("open")];
+}"""
+
+
+@pytest.mark.long
+def test_ended_commands_whose_end_is_hidden_are_kept_within_a_bound(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A user sees the state of others' commands, and not their end. No snapshot has ended commands."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        kept = page.evaluate(ENDED_COMMANDS)
+        assert 512 <= kept <= 1024
+        page.evaluate("source.onerror()")
+        page.wait_for_function("() => opened > 1 && Boolean(source.onmessage)")
+        assert page.evaluate(KEPT_COMMANDS) == [kept - 1, False]

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import grpc
 from aiohttp import web
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
@@ -118,8 +118,11 @@ def _gpu(gpu: FleetGpu, mark: str) -> Row:
 def _workload_state(workload: Workload) -> str:
     status = workload.status
     state = enum_name(workload_pb2.WorkloadState.DESCRIPTOR, status.state)
-    is_waiting = status.state == workload_pb2.WORKLOAD_STATE_RUNNING and not status.HasField("ready_time")
-    return f"{state} (not ready)" if is_waiting else state
+    if status.state != workload_pb2.WORKLOAD_STATE_RUNNING:
+        return state
+    if status.HasField("error"):  # some hooks failed after a restore
+        return f"{state} ({enum_name(errors_pb2.ErrorReason.DESCRIPTOR, status.error.reason)})"
+    return state if status.HasField("ready_time") else f"{state} (not ready)"
 
 
 async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:

@@ -286,7 +286,8 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
                     standard_output.echo(line)
         elif command.state == COMMAND_STATE_SUCCEEDED:
             is_uncancelled = True
-            _echo_failure([f"{command.command_id} was not cancelled: {operation_name(command)} SUCCEEDED"])
+            first = f"{command.command_id} was not cancelled: {operation_name(command)} SUCCEEDED"
+            _echo_failure([first, *warning_lines(command)])
         else:
             is_uncancelled = True
             first, *others = failure_lines(command)

@@ -14,6 +14,7 @@ from leasehold.v1.workload_pb2 import MemberState, Workload
 from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
+from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display import terminal
 from leasehold_client.display.fleet_tables import (
     cordon_text,
@@ -235,7 +236,8 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
     shown.add("About", about)
     shown.add("State", command_state(command))
     shown.add("Phase", command.phase)
-    shown.add("Cancellation", "requested" if command.cancel_requested else "")
+    is_cancelling = command.cancel_requested and not has_ended(command.state)
+    shown.add("Cancellation", "requested" if is_cancelling else "")
     shown.add("Actor", f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}")
     shown.add("Owners", ", ".join(command.owners))
     shown.add_time("Created", command.create_time)

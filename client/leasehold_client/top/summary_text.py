@@ -33,23 +33,24 @@ def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> 
 def counts_text(model: FleetModel) -> str:
     """Counts of hosts, GPUs by state, parked workloads, waiting claims and open commands.
 
-    GPUs of hosts out of contact have no state here, since the coordinator places nothing on them.
+    GPUs of hosts out of contact have no state here, since the coordinator places nothing on them. A GPU of
+    an unknown host has no state, and is not out of contact either.
     """
     workers = model.workers.values.values()
     reached = {one.worker_id for one in workers if one.state == worker_pb2.WORKER_STATE_CONNECTED}
-    gone = len(workers) - len(reached)
+    away = {one.worker_id for one in workers} - reached
     gpus = model.gpus.values.values()
     states = Counter(one.lease.state for one in gpus if one.worker_id in reached)
     names = [
         f"{count} {enum_name(lease_pb2.SlotState.Name, state, 'SLOT_STATE_').lower()}"
         for state, count in sorted(states.items(), key=lambda item: -item[1])
     ]
-    if lost := len(gpus) - states.total():
+    if lost := sum(one.worker_id in away for one in gpus):
         names.append(f"{lost} out of contact")
     parked = [one for one in model.workloads.values.values() if one.status.state in PARKED]
     waiting = sum(one.pending_claimers for one in workers)
     parts = [
-        f"{_counted(len(workers), 'host')}{f', {gone} out of contact' if gone else ''}",
+        f"{_counted(len(workers), 'host')}{f', {len(away)} out of contact' if away else ''}",
         f"{_counted(len(gpus), 'GPU')}{': ' if names else ''}{', '.join(names)}",
     ]
     if parked:

@@ -60,10 +60,11 @@ def test_one_that_was_never_sent_ends_at_once(leasehold: CommandLine, scripted: 
 def test_one_that_had_succeeded_is_too_late(
     leasehold: CommandLine, scripted: ScriptedCoordinator, before: list[Command], output: str
 ) -> None:
-    plays(scripted, *before, command(SUCCEEDED, 2))
+    late = "the cancellation came after the point of no return"
+    plays(scripted, *before, command(SUCCEEDED, 2, result=CommandResult(warnings=[late])))
     done = leasehold("cancel", "c-1", "-o", output)
     assert done.code == 1
-    assert done.stderr == "leasehold: c-1 was not cancelled: suspend SUCCEEDED\n"
+    assert done.stderr == f"leasehold: c-1 was not cancelled: suspend SUCCEEDED\n  warning: {late}\n"
     assert bool(done.stdout) == (output == "json")
 
 

@@ -107,6 +107,8 @@ def test_a_command_whose_cancellation_is_requested(
     assert "RUNNING,cancelling" in leasehold("get", "commands").stdout
     asked.end_time.FromSeconds(1)
     assert "cancelling" not in leasehold("get", "commands").stdout
+    asked.state = command_pb2.COMMAND_STATE_SUCCEEDED
+    assert "Cancellation" not in described(leasehold, "command", "c-1")
 
 
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:

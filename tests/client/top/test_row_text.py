@@ -114,6 +114,15 @@ def test_gpus_out_of_contact_are_not_free() -> None:
     assert counts_text(model) == "2 hosts, 1 out of contact | 3 GPUs: 2 free, 1 out of contact"
 
 
+def test_a_gpu_of_an_unknown_worker_is_not_out_of_contact() -> None:
+    model = FleetModel()
+    for known in (gpu(0), gpu(0, worker="beta")):
+        model.fold_fleet(WatchFleetResponse(gpu=known))
+    model.fold_fleet(WatchFleetResponse(worker=worker()))
+    model.fold_fleet(WatchFleetResponse(bookmark=END_OF_SNAPSHOT))
+    assert counts_text(model) == "1 host | 2 GPUs: 1 free"
+
+
 def test_waiting_claims() -> None:
     assert "1 claim waits" in line(ClaimsRow(worker(pending_claimers=1)))
 

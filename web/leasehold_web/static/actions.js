@@ -5,7 +5,7 @@ import { commandView } from "/static/command_view.js";
 import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
+import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
@@ -167,6 +167,7 @@ function swap(workload) {
 
 // How a workload ends on request.
 function endOf(state) {
+  if (BUSY.has(state)) return "The end depends on the later state: a running process gets SIGTERM first, and a parked state is lost.";
   switch (state) {
     case "SUSPENDED":
       return "All processes are killed at once: their CUDA calls block, so they can't end by themselves.";
@@ -181,14 +182,29 @@ function endOf(state) {
   }
 }
 
-function stop(workload) {
+// Why a stop would be refused now: another command, or a change by the worker itself, which is no command.
+function busyNote(workload) {
+  const other = [...live.commands.values()].find((one) => !CONCLUDED.has(one.state) && workloadsOf(one).includes(workload.workload_id));
+  if (!other) return BUSY.has(workload.status?.state) && "The worker changes this workload now. The stop is refused until the end of that change.";
+  const link = h("a", { href: `/commands/${encodeURIComponent(other.command_id)}`, onclick: () => link.closest("dialog").close() }, operationOf(other));
+  return ["Another command of this workload has not ended: ", link, ". The stop is refused until its end."];
+}
+
+function effectsOfStop(workload) {
+  const state = workload.status?.state;
   const uuids = held(workload);
-  const force = h("input", { type: "checkbox", id: "force" });
-  const effects = BUSY.has(workload.status?.state) ? ["A command of this workload is under way. The stop is refused until that command has ended or is cancelled."] : [
-    endOf(workload.status?.state),
+  if (ENDED.has(state)) return ["The workload has ended."];
+  return [
+    busyNote(workload),
+    endOf(state),
     uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
-  ];
-  if (PARKED.has(workload.status?.state)) effects.push("Its parked state is lost.");
+    PARKED.has(state) && "Its parked state is lost.",
+  ].filter(Boolean);
+}
+
+function stop(workload) {
+  const force = h("input", { type: "checkbox", id: "force" });
+  const effects = () => effectsOfStop(live.workloads.get(workload.workload_id) ?? workload);
   confirm({
     title: `Stop ${workload.name}`, verb: "Stop", isDanger: true, effects,
     extra: h("label", { for: "force" }, force, " Kill restored processes even if they can't be suspended first, which can hang the host"),
@@ -250,8 +266,8 @@ export function notice(...parts) {
 
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
-//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan;
-//   isStrict: whether a refusal in a plan forbids the action.
+//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan, or
+//   a function that returns it, called again after changes; isStrict: whether a refusal in a plan forbids the action.
 function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
@@ -275,7 +291,11 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     giveBack();
   });
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
-  const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
+  const effectList = effects && h("ul", { class: "steps" });
+  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects() : effects).map((one) => h("li", {}, one)));
+  if (effects) drawEffects();
+  if (typeof effects === "function") endChanges = onChange((changes) => (changes.has("workload") || changes.has("command")) && drawEffects());
+  const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
   replace(body, ...parts, planBox);
@@ -370,6 +390,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     yes.remove();
     no.textContent = isCancellation ? "Close" : "Close, and let it go on";
     no.focus();
+    endChanges?.();
     endChanges = onChange((changes) => changes.has("command") && draw());
     draw();
   }

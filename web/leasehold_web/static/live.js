@@ -2,6 +2,7 @@
 import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
 import { addStream, areReleased } from "/static/window_streams.js";
+import { CONCLUDED } from "/static/words.js";
 
 export const live = {
   workers: new Map(),
@@ -157,7 +158,7 @@ function dropStale() {
     for (const id of [...live[name].keys()]) if (!fresh.has(`${kind} ${id}`)) put(kind, id, null);
   }
   for (const [id, command] of [...live.commands]) {
-    if (!fresh.has(`command ${id}`) && !command.end_time) put("command", id, null);
+    if (!fresh.has(`command ${id}`) && !CONCLUDED.has(command.state)) put("command", id, null);
   }
   fresh = null;
   if (wasShown) note("gap", "");
@@ -176,7 +177,7 @@ function put(kind, id, row) {
   if (kind === "workload") index(live.workloadsOf, before, row, id, null);
   if (kind === "event" && map.size > KEPT) map.delete(map.keys().next().value);
   if (kind === "command" && map.size > 2 * KEPT) {
-    for (const [old, command] of map) if (command.end_time && map.size > KEPT) map.delete(old);
+    for (const [old, command] of map) if (CONCLUDED.has(command.state) && map.size > KEPT) map.delete(old);
   }
   note(kind, id);
   const worker = row?.worker_id ?? before?.worker_id;

@@ -1,32 +1,38 @@
-// The lane of one workload on its page: the GPUs that it had since its begin, in the last week of its life at most.
+// The lane of one workload on its page: its GPUs from its creation until its end or now. A truncated history begins with
+// its oldest loaded lease.
 import { h, replace } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { count, moment, PARKED } from "/static/words.js";
+import { count, ENDED, moment, PARKED } from "/static/words.js";
 
 const ROW = 30;
 const LABELS = 90;
 const AXIS = 20;
 
-const WEEK_MS = 7 * 86400000;
-
 // workload: its id; current: returns the workload, which the live view may lack after its end.
 export function miniTimeline(workload, current) {
   const canvas = h("canvas", { role: "img" });
+  const cut = h("p", { class: "muted", role: "status", hidden: true }, "The history is longer than one answer: this lane has the latest stays only.");
   const table = h("details", {});
-  const element = h("div", { class: "mini" }, canvas, table);
+  const element = h("div", { class: "mini" }, canvas, cut, table);
   let isOver = false;
   const history = new History(() => !isOver && draw(), `&workload=${encodeURIComponent(workload)}`);
-  const last = () => current().status?.end_time ?? Date.now();
-  const begin = () => Math.max(current().create_time ?? 0, last() - WEEK_MS) - 1000;
+
+  // A user does not see the end of others' workloads. Such a lane ends with its last lease.
+  function endOf(spans) {
+    const { state, end_time: end } = current().status ?? {};
+    if (end || !ENDED.has(state) || !spans.length) return end ?? Date.now();
+    return Math.max(...spans.map((one) => one.end_time ?? Date.now()));
+  }
 
   function draw() {
     // A reserved GPU is not used yet, and may never be.
     const spans = [...history.spans.values()].filter((one) => one.state === "LEASED").sort((a, b) => a.begin_time - b.begin_time);
-    const start = Math.min(begin(), spans[0]?.begin_time ?? Infinity);
-    const end = last();
+    const end = endOf(spans);
+    const start = Math.min((!history.isTruncated && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
+    cut.hidden = !history.isTruncated;
     const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
@@ -60,7 +66,7 @@ export function miniTimeline(workload, current) {
 
   const load = () => {
     history.forget();
-    history.want(begin(), Infinity);
+    history.want((current().create_time ?? 0) - 1000, Infinity);
   };
   const endChanges = onChange((changes) => {
     if (changes.get("workload")?.has(workload)) setTimeout(load, 30);

@@ -1,5 +1,5 @@
 // The rows on top of the timeline: commands as bars from their creation to their end, and events as dots below.
-import { operationOf } from "/static/words.js";
+import { CONCLUDED, operationOf } from "/static/words.js";
 import { AXIS, LANE, LANES } from "/static/timeline_rows.js";
 
 const BAD_EVENT = /LOST|HEALTH|REFUSED|ERROR|STALE/;
@@ -16,7 +16,8 @@ export function drawLanes(context, width, { labels, xOf }, colours, commands, ev
   const now = Date.now();
   for (const command of [...commands].sort((a, b) => a.create_time - b.create_time)) {
     const x1 = xOf(command.create_time);
-    const x2 = Math.max(x1 + 7, xOf(command.end_time ?? now));
+    // A user does not see the end of others' commands. Such a bar is short.
+    const x2 = Math.max(x1 + 7, xOf(command.end_time ?? (CONCLUDED.has(command.state) ? command.create_time : now)));
     if (x2 < labels || x1 > width) continue;
     hits.push(drawCommand(context, command, x1, x2, labels, taken, colours));
   }
@@ -44,7 +45,7 @@ function drawCommand(context, command, x1, x2, labels, taken, colours) {
   if (!hasRoom) lane = taken.indexOf(Math.min(...taken));
   taken[lane] = hasRoom ? Math.max(x2, x1 + wide + 20) : x2;
   const y = AXIS + lane * LANE + LANE / 2 + 1;
-  context.fillStyle = command.state === "SUCCEEDED" ? colours.good : command.end_time ? colours.bad : colours.warn;
+  context.fillStyle = command.state === "SUCCEEDED" ? colours.good : CONCLUDED.has(command.state) ? colours.bad : colours.warn;
   context.beginPath();
   context.moveTo(x1, y - 6);
   context.lineTo(x1 + 5, y);

@@ -83,9 +83,10 @@ export const RESTORABLE = new Set([...PARKED, "UNKNOWN"]);
 export const FAULTY = new Set(["WEDGED", "UNKNOWN"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
 
-// The state of a workload, and of a running one whether it is ready.
+// The state of a workload, and of a running one whether it is ready, or which error it has, such as failed hooks.
 export function stateText({ status = {} }) {
   if (status.state !== "RUNNING") return lower(status.state);
+  if (status.error) return `running, ${lower(status.error.reason)}`;
   return status.ready_time ? "running and ready" : "running, not ready";
 }
 

@@ -557,6 +557,22 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
 
 
 @pytest.mark.long
+def test_a_click_outlives_a_change_between_press_and_release(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click('nav a:text-is("Workloads")')
+        link = page.locator("tbody a").first
+        link.hover()
+        page.mouse.down()
+        page.evaluate("document.querySelector('tbody tr').dataset.former = ''")
+        fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
+        expect(page.locator("tbody tr").first).not_to_have_attribute("data-former", "")
+        page.mouse.up()
+        expect(page.locator("h1")).to_have_text("train")
+        page.go_back()
+        expect(page.locator("h1")).to_have_text("Workloads")  # one click, one step
+
+
+@pytest.mark.long
 def test_the_focus_outlives_a_change(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:
         expect_state(page, 3, "FREE")

@@ -1,4 +1,5 @@
 // The frame of the page: views by path, the caller, and whether there is contact.
+import "/static/clicks.js";
 import { append, ask, h, replace, safe } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
 import { clock, lower } from "/static/words.js";

@@ -50,7 +50,8 @@ export function keepFocus() {
   };
 }
 
-function purpose(element) {
+// What a part is for, which stays the same when it is drawn anew.
+export function purpose(element) {
   return element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
 }
 

@@ -53,7 +53,7 @@ export function miniTimeline(workload, current) {
     for (const uuid of rows) context.fillText(placeOf(uuid), 0, y(uuid), LABELS - 8);
     if (!rows.length) {
       context.fillStyle = colours.muted;
-      context.fillText(history.problem || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
+      context.fillText(history.problem || (!history.known && "Loading…") || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
     }
     const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
     for (const joint of jointsOf(spans, isParked)) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);

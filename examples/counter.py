@@ -92,7 +92,10 @@ def main() -> int:
     options = parser.parse_args()
 
     stop = stop_signals()
-    check(driver.cuInit(0))
+    try:
+        check(driver.cuInit(0))
+    except RuntimeError:  # cuda-bindings found no driver library
+        sys.exit("counter: no CUDA driver here: try `leasehold simgpu exec --gpus 1 -- COMMAND`")
     device = check(driver.cuDeviceGet(options.device))
     check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
     buffer = check(driver.cuMemAlloc(options.bytes))

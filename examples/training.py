@@ -145,7 +145,10 @@ class GpuMemory:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._check(driver.cuInit(0))
+        try:
+            self._check(driver.cuInit(0))
+        except RuntimeError:  # cuda-bindings found no driver library
+            sys.exit("training: no CUDA driver here: try `leasehold simgpu exec --gpus 1 -- COMMAND`")
         device = self._check(driver.cuDeviceGet(0))
         self._check(driver.cuCtxSetCurrent(self._check(driver.cuDevicePrimaryCtxRetain(device))))
         self._buffers: dict[str, Any] = {}

@@ -14,6 +14,8 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_client.errors import UsageError
+
 Value = TypeVar("Value", bound=int)
 
 CLOCK_TOLERANCE_S: Final = 5.0
@@ -78,11 +80,18 @@ def remap_operation(moves: Moves, lock_timeout_s: float | None) -> operation_pb2
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:
-    """Converts seconds to a Duration. None stays None."""
+    """Converts seconds to a Duration. None stays None.
+
+    Raises:
+        UsageError: They are no number, infinite, or too many.
+    """
     if seconds is None:
         return None
     message = duration_pb2.Duration()
-    message.FromTimedelta(timedelta(seconds=seconds))
+    try:
+        message.FromTimedelta(timedelta(seconds=seconds))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{seconds} is not a time in seconds: give a finite number, or None") from None
     return message
 
 

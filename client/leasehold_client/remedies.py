@@ -63,7 +63,7 @@ REMEDIES: Final = {
     "OUTPUT_UNAVAILABLE": "Look at the file that the message names, on the worker's host.",
     "INTERNAL": "Report the message, with the daemon's log.",
     "DEVICE_NODE_MISSING": "Give the container of the process all GPUs.",
-    "UNSAFE_KILL": "Try later, or use `stop --force`.",
+    "UNSAFE_KILL": "Resume a process that a signal has stopped. Otherwise try later, or use `stop --force`.",
     "HOST_REBOOTED": "Run the workload again.",
     "CORDONED": "Choose another GPU or worker, or use `leasehold uncordon`.",
     "GPU_UNHEALTHY": "Repair the GPU, then `leasehold gpu reset-health WORKER/SLOT`.",

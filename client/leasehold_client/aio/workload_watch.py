@@ -11,6 +11,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_client.aio.retry import is_transient, resume
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
+from leasehold_client.messages import PARKED
 
 Condition: TypeAlias = str
 """``ready``, ``ended``, or the name of a WorkloadState without its prefix, such as ``SUSPENDED``."""
@@ -88,6 +89,11 @@ async def wait_workload(
     def too_late() -> WaitTimeoutError:
         state = f" ({_state_name(seen[0])})" if seen is not None else ""
         waited_s = f"{round(timeout_s or 0, 1):.10g}"
+        if condition == "ready" and seen is not None and seen[0] in PARKED:
+            return WaitTimeoutError(
+                f"workload {name} is {_state_name(seen[0])}, and was not restored within {waited_s} s: "
+                f"`leasehold restore {name}`"
+            )
         return WaitTimeoutError(
             f"workload {name} {_not_yet(condition)} within {waited_s} s; it continues{state}, and "
             f"`leasehold get workloads {name}` shows its state"

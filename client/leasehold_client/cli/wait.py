@@ -93,8 +93,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     """Wait until workloads are ready, have ended or are in a state.
 
     A workload is ready once its readiness probes have succeeded. A workload without probes is ready once it
-    uses CUDA, or at once if it has no GPU. The exit code is 1 if a workload ends before the condition holds,
-    or if a search finds no workload.
+    uses CUDA, or at once if it has no GPU. A suspended workload is waited for until its restore. The exit
+    code is 1 if a workload ends before the condition holds, or if a search finds no workload.
     """
     from leasehold_client.coordinator.workload_watch import STATES
     from leasehold_client.display.documents import echo_document, echo_message, to_dict

@@ -54,9 +54,11 @@ async def read_output(
             if session is None:
                 if _is_never_started(workload):
                     raise _no_output(workload)
+                remedy = "is out of contact: read its output once it is connected"
+                if fleet.registry.get(workload.worker_id) is None:
+                    remedy = f"was deleted, and has its output: `leasehold rm workload {workload.name}`"
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-                    f"the worker of {workload.name} is out of contact: read its output once it is connected",
+                    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, f"the worker of {workload.name} {remedy}"
                 )
             wait_s = _wait_s(readers[workload.worker_id]) if follow else 0.0
             request = ReadOutput(

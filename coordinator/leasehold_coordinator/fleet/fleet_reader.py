@@ -135,9 +135,9 @@ class FleetReader:
 
     def _remedy(self, known: KnownWorker | None) -> str:
         """What to do about a worker out of contact."""
-        remedy = "start it again, or wait until it is connected"
         if known is None:
-            return remedy
+            return "if its record was deleted, delete those of its workloads by `leasehold rm workload`, too"
+        remedy = "start it again, or wait until it is connected"
         if refusal := self.refusal(known):
             return f"it is refused, since {refusal}"
         return f"{remedy}; `leasehold describe worker {known.hello.name}` has its last events"

@@ -113,6 +113,12 @@ def test_a_wait_has_its_time(leasehold: CommandLine, scripted: ScriptedCoordinat
     assert done.stderr.startswith("leasehold: workload one has not become ready within 0.2 s; it continues")
     with Client(scripted.address) as client, pytest.raises(WaitTimeoutError):
         client.wait_workload("one", "ended", timeout_s=0)
+    parked = workload()
+    parked.status.state = workload_pb2.WORKLOAD_STATE_SUSPENDED
+    tells(scripted, parked)
+    assert leasehold("wait", "one", "--timeout", "0").stderr == (
+        "leasehold: workload one is SUSPENDED, and was not restored within 0 s: `leasehold restore one`\n"
+    )
 
 
 def test_a_wait_outlives_its_coordinator(scripted: ScriptedCoordinator) -> None:

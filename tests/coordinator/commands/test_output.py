@@ -18,7 +18,7 @@ from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQu
 from tests.coordinator.api.test_command_service import refusal, start
 from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.conftest import CoordinatorProcess
-from tests.coordinator.scripted_worker import ScriptedWorker
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
 RUNNING = workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1)
 
@@ -189,8 +189,13 @@ def test_a_program_that_was_never_started_has_no_output_on_a_worker_out_of_conta
         with pytest.raises(FleetError, match="one has no output, because the program was never started"):
             await first(read_output(bench.fleet.reader, asked, 0, follow=False))
         status.start_time.seconds = 1
-        asked = Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
-        with pytest.raises(FleetError, match="out of contact: read its output once it is connected"):
-            await first(read_output(bench.fleet.reader, asked, 0, follow=False))
+        bench.fleet.registry.add_stored(make_hello(), epoch=1)
+        for worker_id, why in (
+            ("worker-alpha", "out of contact: read its output once it is connected"),
+            ("worker-gone", "the worker of one was deleted, and has its output: `leasehold rm workload one`"),
+        ):
+            asked = Workload(workload_id="w-1", name="one", worker_id=worker_id, status=status)
+            with pytest.raises(FleetError, match=why):
+                await first(read_output(bench.fleet.reader, asked, 0, follow=False))
 
     on_bench(tmp_path, scenario)

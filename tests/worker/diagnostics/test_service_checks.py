@@ -89,6 +89,9 @@ def test_without_systemd_nothing_of_the_unit_is_checked(patient: Examination) ->
     unknown = replace(patient, service=replace(SERVICE, unit="no systemd", main=None))
     for check in ("unit", "user", "capabilities", "cgroup_delegation", "core_dumps"):
         assert finding(check, unknown) == (NOT_CHECKED, "no systemd")
+    silent = replace(patient, service=replace(SERVICE, unit="no systemd", leases="refused"))
+    for check in ("socket", "clock"):
+        assert finding(check, silent)[1].endswith(": start `leasehold worker`")
 
 
 def test_the_id_of_the_units_user() -> None:

@@ -361,8 +361,13 @@ def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, hos
     session.run("c2", "w1", suspend=SuspendOperation())
     session.run("c3", "w1", restore=RestoreOperation())
     wait_counting(session, "w1")
-    host.set_fault("checkpoint", pid, error=801)
     grace = duration_pb2.Duration()
+    os.kill(pid, signal.SIGSTOP)
+    stopped = session.run("c3b", "w1", stop=StopOperation(grace=grace))
+    assert "is stopped by a signal" in stopped.error.message
+    assert stopped.error.message.endswith("resume the process first, or use `--force`")
+    os.kill(pid, signal.SIGCONT)
+    host.set_fault("checkpoint", pid, error=801)
     refused = session.run("c4", "w1", stop=StopOperation(grace=grace))
     assert refused.state == FAILED
     assert refused.error.reason == errors_pb2.ERROR_REASON_UNSAFE_KILL

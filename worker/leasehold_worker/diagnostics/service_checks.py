@@ -111,7 +111,7 @@ def local_socket(patient: Examination) -> str:
     try:
         facts = path.lstat()
     except FileNotFoundError:
-        raise failed(f"the socket {path} does not exist: run {RESTART}") from None
+        raise failed(f"the socket {path} does not exist: {_restart(service)}") from None
     if not stat.S_ISSOCK(facts.st_mode):
         raise failed(f"{path} is not a socket: run `rm {shlex.quote(str(path))} && systemctl restart {UNIT}`")
     mode = stat.S_IMODE(facts.st_mode)
@@ -119,10 +119,10 @@ def local_socket(patient: Examination) -> str:
     if mode != MODE or facts.st_uid != owner:
         raise failed(
             f"{path} has mode {mode:04o} and belongs to {user_name(facts.st_uid)}, instead of "
-            f"mode {MODE:04o} and the worker's user: run {RESTART}"
+            f"mode {MODE:04o} and the worker's user: {_restart(service)}"
         )
     if isinstance(service.leases, str):
-        raise failed(f"the worker does not answer at {path} ({service.leases}): run {RESTART}")
+        raise failed(f"the worker does not answer at {path} ({service.leases}): {_restart(service)}")
     return f"{path} answers"
 
 
@@ -195,9 +195,10 @@ def disk(patient: Examination) -> str:
 
 def clock(patient: Examination) -> str:
     """Whether this host and the coordinator agree about the time, by which certificates expire."""
-    leases = _service(patient).leases
+    service = _service(patient)
+    leases = service.leases
     if isinstance(leases, str):
-        raise not_checked(f"the worker does not answer ({leases}): run {RESTART}")
+        raise not_checked(f"the worker does not answer ({leases}): {_restart(service)}")
     if not leases.HasField("coordinator_clock_offset"):
         raise not_checked(
             "the worker has not been connected since its start, or its coordinator is older: run "
@@ -266,6 +267,11 @@ def _service(patient: Examination) -> InstalledService:
     if patient.service is None:
         raise not_checked("the service was not asked for: run `leasehold doctor --host`")
     return patient.service
+
+
+def _restart(service: InstalledService) -> str:
+    """What starts the worker: its unit, or a shell on a host whose unit is unknown, as without systemd."""
+    return "start `leasehold worker`" if isinstance(service.unit, str) else f"run {RESTART}"
 
 
 def _unit(service: InstalledService) -> ServiceUnit:

@@ -144,11 +144,13 @@ class Killer:
             except OperationError as error:
                 if await self._become_fewer(workload, running):
                     continue
+                is_stopped = error.reason == errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE
+                remedy = "resume the process first" if is_stopped else "try again"
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSAFE_KILL,
                     f"workload {workload.name} runs and can't be suspended before it is "
                     f"killed ({error.message}), and killing a running restored workload can "
-                    "hang the host: try again, or use `--force`",
+                    f"hang the host: {remedy}, or use `--force`",
                     error.metadata,
                 ) from error
             else:

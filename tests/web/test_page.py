@@ -526,11 +526,13 @@ JOINTS = """async () => {
     { ...moved, state: "FAILED", result: { applied_pairs: [{ old_uuid: "20", new_uuid: "22" }] } },
     moved,
     command(19000, 19500, remap("crossed"), [["22", "23"], ["23", "22"]]),
-    command(59000, 61000, { workload_id: "crossed", operation: { restore: {} } }, [["22", "21"], ["23", "20"]]),
+    command(59000, 61000, { workload_id: "crossed", operation: { restore: {} } },
+      [["22", "21"], ["23", "20"]]),
     command(8000, 9500, remap("other", "swapped"),
       [["26", "25"], ["27", "24"], ["24", "27"], ["25", "26"]]),
     command(30000, 31000, remap("pair"), [["4", "7"], ["5", "6"]]),
-    { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } }, // of others
+    // A command of others has no pairs.
+    { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } },
   ];
   return jointsOf(spans, (id) => id === "parked", commands).map((one) => [
     one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now",

@@ -37,12 +37,12 @@ function moved(before, after) {
   return paired(before.filter(lacks(after)), after.filter(lacks(before)));
 }
 
-// The succeeded commands that give GPUs, by workload and kind of joint. Others' commands have neither pairs nor end.
+// The succeeded commands that give GPUs, by workload and kind of joint.
 function givingOf(commands) {
   const found = new Map();
   for (const command of commands) {
     const kind = command.operation?.remap ? "move" : command.operation?.restore && "parked";
-    if (!kind || command.state !== "SUCCEEDED" || !command.end_time) continue;
+    if (!kind || command.state !== "SUCCEEDED") continue;
     for (const id of workloadsOf(command)) {
       const key = `${id} ${kind}`;
       if (!found.has(key)) found.set(key, []);
@@ -52,9 +52,11 @@ function givingOf(commands) {
   return found;
 }
 
-// The pairs of UUIDs of a command. A restore without pairs gives GPUs back.
-function uuidPairs({ applied_pairs: pairs, claimed_gpu_uuids: claimed } = {}) {
-  return pairs?.length ? pairs.map((one) => [one.old_uuid, one.new_uuid]) : (claimed ?? []).map((uuid) => [uuid, uuid]);
+// The pairs of UUIDs of a command. A restore without pairs gives GPUs back. Of others' commands, pairs and phases are
+// hidden.
+function uuidPairs({ applied_pairs: pairs = [], claimed_gpu_uuids: claimed = [], phases = [] } = {}) {
+  if (pairs.length || !phases.length) return pairs.map((one) => [one.old_uuid, one.new_uuid]);
+  return claimed.map((uuid) => [uuid, uuid]);
 }
 
 // The GPU pairs between two stays, by the command that was nearest in time. A swap has pairs of other workloads, too.
@@ -63,7 +65,7 @@ function applied(before, after, commands) {
   let nearest = null;
   let least = Infinity;
   for (const command of commands) {
-    const { create_time: from, end_time: to } = command;
+    const { create_time: from, end_time: to = Infinity } = command;
     if (begin < from - BEFORE_MS || begin > to + AFTER_MS) continue;
     const distance = Math.max(0, from - begin, begin - to);
     if (distance < least) [nearest, least] = [command, distance];

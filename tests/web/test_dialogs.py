@@ -298,3 +298,49 @@ def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_
         page.click('dialog a:text-is("suspend")')
         page.wait_for_url("**/commands/c-1")
         expect(page.locator("dialog")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_stop_that_was_refused_beside_another_command_is_possible_after_it(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    suspend = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    busy = {"reason": "WORKLOAD_BUSY", "message": "one has a command under way: try again later"}
+    invalid = {"reason": "INVALID_ARGUMENT", "message": "the stop is malformed"}
+    answers = [busy, busy, invalid]
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def tell(state: str, command: str) -> None:
+            workload = {"workload_id": "w-1", "name": "one", "status": {"state": state}}
+            changes = [["workload", "w-1", workload], ["command", "c-1", {**suspend, "state": command}]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.route("**/api/action", lambda route: route.fulfill(status=409, json=answers.pop(0)))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell("RUNNING", "RUNNING")
+        page.evaluate(BESIDE)
+        button = page.locator('dialog button:text-is("Stop")')
+        refused = page.locator("dialog .box.bad")
+        button.click()
+        expect(refused).to_have_text(busy["message"])
+        tell("RUNNING", "RUNNING")
+        page.wait_for_timeout(100)
+        expect(button).to_be_disabled()  # nothing has changed
+        tell("SUSPENDED", "SUCCEEDED")
+        expect(refused).to_have_count(0)
+        expect(button).to_be_enabled()
+        button.click()
+        expect(refused).to_have_text(busy["message"])
+        tell("EXITED", "SUCCEEDED")
+        expect(page.locator("dialog .steps li")).to_have_text(["The workload has ended."])
+        expect(button).to_be_disabled()
+        tell("RUNNING", "SUCCEEDED")
+        expect(button).to_be_enabled()
+        button.click()
+        expect(refused).to_have_text(invalid["message"])
+        tell("SUSPENDED", "SUCCEEDED")
+        expect(page.locator("dialog .steps li").first).to_contain_text("All processes")
+        expect(button).to_be_disabled()

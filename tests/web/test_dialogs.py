@@ -344,3 +344,39 @@ def test_a_stop_that_was_refused_beside_another_command_is_possible_after_it(
         tell("SUSPENDED", "SUCCEEDED")
         expect(page.locator("dialog .steps li").first).to_contain_text("All processes")
         expect(button).to_be_disabled()
+
+
+CANCEL: Final = """async () => {
+  const { commandActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  commandActions(live.commands.get("c-1"))[0].click();
+}"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["SUCCEEDED", "CANCELLED"])
+def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet: WebFleet, end: str) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    ended = {**command, "state": end, "end_time": 2, "revision": 2}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(row: dict[str, object]) -> None:
+            page.evaluate("tell", {"changes": [["command", "c-1", row]], "state": {}})
+
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": [ended]}))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell({**command, "state": "RUNNING", "revision": 1})
+        page.evaluate(CANCEL)
+        effect = page.locator("dialog .steps li").first
+        expect(effect).to_contain_text("rolls it back")
+        tell(ended)
+        expect(effect).to_have_text(
+            f"The command has ended ({end.lower()}): there is nothing to cancel.", timeout=10_000
+        )
+        page.click('dialog button:text-is("Cancel the command")')
+        expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
+        told = page.get_by_text("The command was not cancelled.")
+        expect(told).to_have_count(0 if end == "CANCELLED" else 1)

@@ -5,7 +5,7 @@ import { commandView } from "/static/command_view.js";
 import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
+import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
@@ -246,10 +246,17 @@ function drain(worker) {
   });
 }
 
+function effectOfCancellation({ state }) {
+  if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
+  if (state === "PENDING") return "The command was not sent: it ends at once.";
+  return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
+}
+
 function cancel(command) {
+  const now = () => live.commands.get(command.command_id) ?? command;
   confirm({
     title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
-    effects: [command.state === "PENDING" ? "The command was not sent: it ends at once." : "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.", h("code", {}, command.command_id)],
+    effects: () => [effectOfCancellation(now()), h("code", {}, command.command_id)], isSenseless: () => CONCLUDED.has(now().state),
     action: { action: "cancel", command: command.command_id },
   });
 }
@@ -398,6 +405,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       });
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
+        isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
         h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {

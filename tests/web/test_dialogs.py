@@ -380,3 +380,37 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
         told = page.get_by_text("The command was not cancelled.")
         expect(told).to_have_count(0 if end == "CANCELLED" else 1)
+
+
+CANCELLABLE: Final = """async (commands) => {
+  const { commandActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  const cancellable = (session) => {
+    live.session = session;
+    return commands.filter((one) => commandActions({ ...one, state: "RUNNING" }).length).map((one) => one.id);
+  };
+  return [
+    cancellable({ identity: "user/alice", role: "USER" }),
+    cancellable({ identity: "user/alice", role: "VIEWER" }),
+    cancellable({ identity: "service/portal", on_behalf_of: "user/alice", role: "USER" }),
+    cancellable({ identity: "user/carol", role: "OPERATOR" }),
+  ];
+}"""
+
+
+@pytest.mark.long
+def test_only_a_command_that_the_caller_may_cancel_has_a_button_for_it(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    alice, bob = "user/alice", "user/bob"
+    commands: list[dict[str, object]] = [
+        {"id": "hidden"},  # of others
+        {"id": "own", "actor": alice},
+        {"id": "by a service", "actor": "service/portal", "on_behalf_of": alice},
+        {"id": "of own workloads", "actor": bob, "owners": [alice, alice]},
+        {"id": "shared", "actor": bob, "owners": [alice, bob]},
+    ]
+    own = ["own", "by a service", "of own workloads"]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        assert page.evaluate(CANCELLABLE, commands) == [own, [], own, [one["id"] for one in commands]]

@@ -2,7 +2,7 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
-import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
@@ -47,7 +47,7 @@ export function workerActions(worker) {
 }
 
 export function commandActions(command) {
-  if (CONCLUDED.has(command.state) || command.cancel_requested || !may("USER")) return [];
+  if (CONCLUDED.has(command.state) || command.cancel_requested || !mayCancel(command)) return [];
   return [button("Cancel…", () => cancel(command), "danger")];
 }
 

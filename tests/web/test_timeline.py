@@ -224,6 +224,24 @@ def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
         assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]
 
 
+LAID_OUT: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { layOut } = await import("/static/timeline_rows.js");
+  const history = new History(() => {});
+  await history.want(0, Infinity);
+  return layOut(history, { start: 0, end: Date.now() + 1000 }, []).joints.map(
+    (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
+}"""
+
+CURVES: Final = """window.curves = new Set();
+const draw = CanvasRenderingContext2D.prototype.bezierCurveTo;
+CanvasRenderingContext2D.prototype.bezierCurveTo = function (...at) {
+  window.curves.add(`${(at[1] - 35) / 30} ${(at[3] - 35) / 30}`);
+  draw.apply(this, at);
+};"""
+"""The rows that the curves of a lane join."""
+
+
 @pytest.mark.long
 def test_the_curves_of_a_move_are_the_pairs_of_its_command(browser: Browser, web_fleet: WebFleet) -> None:
     fleet = web_fleet.fleet
@@ -234,14 +252,13 @@ def test_the_curves_of_a_move_are_the_pairs_of_its_command(browser: Browser, web
     fleet.cli("suspend", "two")
     fleet.cli("restore", "two")
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
-        assert sorted(page.evaluate(REAL_JOINTS)) == [
-            "move 0 3",
-            "move 1 2",
-            "move 2 3",
-            "move 3 2",
-            "parked 2 2",
-            "parked 3 3",
-        ]
+        pairs = ["move 0 3", "move 1 2", "move 2 3", "move 3 2", "parked 2 2", "parked 3 3"]
+        assert sorted(page.evaluate(REAL_JOINTS)) == pairs
+        assert sorted(page.evaluate(LAID_OUT)) == pairs
+        page.add_init_script(CURVES)
+        page.goto(f"{web_fleet.url}workloads/two")
+        page.wait_for_function("() => curves.size >= 4")
+        assert sorted(page.evaluate("[...curves]")) == ["0 3", "1 2", "2 3", "3 2"]
 
 
 GUESS: Final = """async () => {

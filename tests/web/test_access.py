@@ -81,6 +81,23 @@ def test_leasehold_web_serves_its_user_over_a_restart(browser: Browser, web_flee
         assert [line for line in complaints.lines if "status of 5" not in line] == []
 
 
+@pytest.mark.long
+def test_leasehold_web_tells_a_blocked_user_why(tmp_path: Path) -> None:
+    with make_fleet(tmp_path, is_mutual=True) as fleet, web_verb(fleet) as (url, token):
+        # Root acts by the socket, which needs no certificate.
+        socket = f"unix:{tmp_path}/store.sock"
+        assert Client(url).log_in(token).status == 303
+        fleet.cli("ca", "revoke", "user/tester", LEASEHOLD_COORDINATOR=socket, LEASEHOLD_CREDENTIALS="")
+        told = Client(url).log_in(token)
+        assert told.status == 403
+        assert "user/tester is blocked: an admin may" in told.body
+        fleet.cli("ca", "unblock", "user/tester", LEASEHOLD_COORDINATOR=socket, LEASEHOLD_CREDENTIALS="")
+        assert Client(url).log_in(token).status == 303
+        fleet.end("coordinator", signal.SIGTERM)
+        assert Client(url).log_in(token).status == 303  # the page tells the outage
+        fleet.start_coordinator()
+
+
 def test_leasehold_web_stays_on_loopback(web_fleet: WebFleet) -> None:
     fleet = web_fleet.fleet
     fleet.refuse("web", "--listen", "0.0.0.0:7480", code=2, match="not on loopback")

@@ -298,3 +298,119 @@ def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_
         page.click('dialog a:text-is("suspend")')
         page.wait_for_url("**/commands/c-1")
         expect(page.locator("dialog")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_stop_that_was_refused_beside_another_command_is_possible_after_it(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    suspend = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    busy = {"reason": "WORKLOAD_BUSY", "message": "one has a command under way: try again later"}
+    invalid = {"reason": "INVALID_ARGUMENT", "message": "the stop is malformed"}
+    answers = [busy, busy, invalid]
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def tell(state: str, command: str) -> None:
+            workload = {"workload_id": "w-1", "name": "one", "status": {"state": state}}
+            changes = [["workload", "w-1", workload], ["command", "c-1", {**suspend, "state": command}]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.route("**/api/action", lambda route: route.fulfill(status=409, json=answers.pop(0)))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell("RUNNING", "RUNNING")
+        page.evaluate(BESIDE)
+        button = page.locator('dialog button:text-is("Stop")')
+        refused = page.locator("dialog .box.bad")
+        button.click()
+        expect(refused).to_have_text(busy["message"])
+        tell("RUNNING", "RUNNING")
+        page.wait_for_timeout(100)
+        expect(button).to_be_disabled()  # nothing has changed
+        tell("SUSPENDED", "SUCCEEDED")
+        expect(refused).to_have_count(0)
+        expect(button).to_be_enabled()
+        button.click()
+        expect(refused).to_have_text(busy["message"])
+        tell("EXITED", "SUCCEEDED")
+        expect(page.locator("dialog .steps li")).to_have_text(["The workload has ended."])
+        expect(button).to_be_disabled()
+        tell("RUNNING", "SUCCEEDED")
+        expect(button).to_be_enabled()
+        button.click()
+        expect(refused).to_have_text(invalid["message"])
+        tell("SUSPENDED", "SUCCEEDED")
+        expect(page.locator("dialog .steps li").first).to_contain_text("All processes")
+        expect(button).to_be_disabled()
+
+
+CANCEL: Final = """async () => {
+  const { commandActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  commandActions(live.commands.get("c-1"))[0].click();
+}"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["SUCCEEDED", "CANCELLED"])
+def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet: WebFleet, end: str) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    ended = {**command, "state": end, "end_time": 2, "revision": 2}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(row: dict[str, object]) -> None:
+            page.evaluate("tell", {"changes": [["command", "c-1", row]], "state": {}})
+
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": [ended]}))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell({**command, "state": "RUNNING", "revision": 1})
+        page.evaluate(CANCEL)
+        effect = page.locator("dialog .steps li").first
+        expect(effect).to_contain_text("rolls it back")
+        tell(ended)
+        expect(effect).to_have_text(
+            f"The command has ended ({end.lower()}): there is nothing to cancel.", timeout=10_000
+        )
+        page.click('dialog button:text-is("Cancel the command")')
+        expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
+        told = page.get_by_text("The command was not cancelled.")
+        expect(told).to_have_count(0 if end == "CANCELLED" else 1)
+
+
+CANCELLABLE: Final = """async (commands) => {
+  const { commandActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  const cancellable = (session) => {
+    live.session = session;
+    return commands.filter((one) => commandActions({ ...one, state: "RUNNING" }).length).map((one) => one.id);
+  };
+  return [
+    cancellable({ identity: "user/alice", role: "USER" }),
+    cancellable({ identity: "user/alice", role: "VIEWER" }),
+    cancellable({ identity: "service/portal", on_behalf_of: "user/alice", role: "USER" }),
+    cancellable({ identity: "user/carol", role: "OPERATOR" }),
+  ];
+}"""
+
+
+@pytest.mark.long
+def test_only_a_command_that_the_caller_may_cancel_has_a_button_for_it(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    alice, bob = "user/alice", "user/bob"
+    commands: list[dict[str, object]] = [
+        {"id": "hidden"},  # of others
+        {"id": "own", "actor": alice},
+        {"id": "by a service", "actor": "service/portal", "on_behalf_of": alice},
+        {"id": "of own workloads", "actor": bob, "owners": [alice, alice]},
+        {"id": "shared", "actor": bob, "owners": [alice, bob]},
+    ]
+    own = ["own", "by a service", "of own workloads"]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        assert page.evaluate(CANCELLABLE, commands) == [own, [], own, [one["id"] for one in commands]]

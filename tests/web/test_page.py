@@ -509,9 +509,34 @@ JOINTS = """async () => {
     span("half", "11", 0, 5000, "j"), span("half", "12", 0, 5000, "j"),
     span("half", "10", 5000, 0, "k"), span("half", "11", 5000, 0, "k"),
     span("ended", "8", 0, 5000, "g"),
+    span("crossed", "20", 0, 9000, "l"), span("crossed", "21", 0, 9000, "l"),
+    span("crossed", "22", 9000, 20000, "m"), span("crossed", "23", 9000, 20000, "m"),
+    span("crossed", "22", 20000, 30000, "n"), span("crossed", "23", 20000, 30000, "n"),
+    span("crossed", "20", 60000, 0, "o"), span("crossed", "21", 60000, 0, "o"),
+    span("swapped", "24", 0, 9000, "p"), span("swapped", "25", 0, 9000, "p"),
+    span("swapped", "26", 9000, 0, "q"), span("swapped", "27", 9000, 0, "q"),
   ];
-  return jointsOf(spans, (id) => id === "parked").map(
-    (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
+  const command = (create_time, end_time, operation, pairs) => ({
+    state: "SUCCEEDED", create_time, end_time, ...operation,
+    result: { applied_pairs: pairs.map(([old_uuid, new_uuid]) => ({ old_uuid, new_uuid })) },
+  });
+  const remap = (...ids) => ({ operation: { remap: { moves: ids.map((id) => ({ workload_id: id })) } } });
+  const moved = command(8000, 9500, remap("crossed"), [["20", "23"], ["21", "22"]]);
+  const commands = [
+    { ...moved, state: "FAILED", result: { applied_pairs: [{ old_uuid: "20", new_uuid: "22" }] } },
+    moved,
+    command(19000, 19500, remap("crossed"), [["22", "23"], ["23", "22"]]),
+    command(59000, 61000, { workload_id: "crossed", operation: { restore: {} } },
+      [["22", "21"], ["23", "20"]]),
+    command(8000, 9500, remap("other", "swapped"),
+      [["26", "25"], ["27", "24"], ["24", "27"], ["25", "26"]]),
+    command(30000, 31000, remap("pair"), [["4", "7"], ["5", "6"]]),
+    // A command of others has no pairs.
+    { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } },
+  ];
+  return jointsOf(spans, (id) => id === "parked", commands).map((one) => [
+    one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now",
+    ...(one.isGuess ? ["guess"] : [])].join(" "));
 }"""
 
 
@@ -522,10 +547,18 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
             "moved move 0 3",
             "parked parked 1 2",
             "parked parked 2 now",
-            "pair move 4 6",
-            "pair move 5 7",
+            "pair move 4 6 guess",
+            "pair move 5 7 guess",
             "short parked 9 10",  # suspended and restored within 0.3 s
             "half move 12 10",
+            "crossed move 20 23",
+            "crossed move 21 22",
+            "crossed move 22 23",
+            "crossed move 23 22",
+            "crossed parked 22 21",
+            "crossed parked 23 20",
+            "swapped move 24 27",
+            "swapped move 25 26",
         ]
 
 

@@ -208,8 +208,8 @@ REAL_JOINTS: Final = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const history = new History(() => {});
   await history.want(0, Infinity);
-  return jointsOf([...history.spans.values()], () => false).map(
-    (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" "));
+  return jointsOf([...history.spans.values()], () => false, history.commands.values()).map(
+    (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
 }"""
 
 
@@ -222,6 +222,65 @@ def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
     fleet.fleet.cli("restore", "train", "--to", "alpha/1")
     with open_page(browser, fleet.url, fleet.token) as page:
         assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]
+
+
+LAID_OUT: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { layOut } = await import("/static/timeline_rows.js");
+  const history = new History(() => {});
+  await history.want(0, Infinity);
+  return layOut(history, { start: 0, end: Date.now() + 1000 }, []).joints.map(
+    (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
+}"""
+
+CURVES: Final = """window.curves = new Set();
+const draw = CanvasRenderingContext2D.prototype.bezierCurveTo;
+CanvasRenderingContext2D.prototype.bezierCurveTo = function (...at) {
+  window.curves.add(`${(at[1] - 35) / 30} ${(at[3] - 35) / 30}`);
+  draw.apply(this, at);
+};"""
+"""The rows that the curves of a lane join."""
+
+
+@pytest.mark.long
+def test_the_curves_of_a_move_are_the_pairs_of_its_command(browser: Browser, web_fleet: WebFleet) -> None:
+    fleet = web_fleet.fleet
+    fleet.start_worker("alpha")
+    fleet.run_counter("two", gpus=2)
+    fleet.cli("remap", "two", "--pair", "alpha/0=alpha/3", "--pair", "alpha/1=alpha/2")
+    fleet.cli("remap", "two", "--pair", "alpha/3=alpha/2", "--pair", "alpha/2=alpha/3")
+    fleet.cli("suspend", "two")
+    fleet.cli("restore", "two")
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        pairs = ["move 0 3", "move 1 2", "move 2 3", "move 3 2", "parked 2 2", "parked 3 3"]
+        assert sorted(page.evaluate(REAL_JOINTS)) == pairs
+        assert sorted(page.evaluate(LAID_OUT)) == pairs
+        page.add_init_script(CURVES)
+        page.goto(f"{web_fleet.url}workloads/two")
+        page.wait_for_function("() => curves.size >= 4")
+        assert sorted(page.evaluate("[...curves]")) == ["0 3", "1 2", "2 3", "3 2"]
+
+
+GUESS: Final = """async () => {
+  const { textOf } = await import("/static/timeline_words.js");
+  const { jointsOf } = await import("/static/spans.js");
+  const span = (slot, begin, end) => ({
+    workload_id: "w-1", workload_name: "two", worker_name: "alpha", slot, gpu_uuid: String(slot),
+    state: "LEASED", lease_id: String(begin), begin_time: begin, end_time: end,
+  });
+  const stays = [span(0, 0, 9000), span(1, 0, 9000), span(2, 9000, 20000), span(3, 9000, 20000),
+    span(0, 60000), span(1, 60000)];
+  return jointsOf(stays, () => false).map((joint) => textOf({ joint })[1]);
+}"""
+
+
+@pytest.mark.long
+def test_a_joint_of_unknown_pairs_names_all_its_gpus(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        texts = page.evaluate(GUESS)
+    assert len(texts) == 4
+    assert all(one.startswith("from alpha/0, alpha/1 to alpha/2, alpha/3 at ") for one in texts[:2])
+    assert all(one.endswith("; then restored on alpha/0, alpha/1") for one in texts[2:])
 
 
 @pytest.mark.long

@@ -6,9 +6,11 @@ import ipaddress
 import secrets
 import signal
 import socket
+from contextlib import suppress
 from typing import Final, NoReturn, final
 
 import grpc
+from leasehold.v1.access_service_pb2 import WhoAmIRequest
 from leasehold_web.entries import Api, Entry, LoginRefusedError, open_api
 from leasehold_web.server import WebServer
 
@@ -19,6 +21,9 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 SECRET_BYTES: Final = 24
 NAMES: Final = ("127.0.0.1", "::1", "localhost")
+
+CHECK_TIMEOUT_S: Final = 3.0
+"""Less than the limit of a login. A silent coordinator refuses no login."""
 
 
 def serve(listen: str, address: str, context: Context | None, on_behalf_of: str) -> None:
@@ -80,6 +85,7 @@ class OwnerDoors:
         """The login with the secret of the printed address."""
         if not hmac.compare_digest(token.encode(), self._secret.encode()):
             raise LoginRefusedError("the token is not that of this run of `leasehold web`: see its terminal")
+        await self._require_accepted()
         return self._entry
 
     async def by_certificate(self, der: bytes, address: str) -> Entry:
@@ -89,6 +95,24 @@ class OwnerDoors:
     async def again(self, kept: bytes) -> Entry:
         """Refuses: no session outlives the page."""
         self._refuse()
+
+    async def _require_accepted(self) -> None:
+        """Asks the coordinator whether it accepts the caller. An outage is told by the page.
+
+        Raises:
+            LoginRefusedError: The caller is blocked, or its credential is not valid any more.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                try:
+                    api = await self._api()
+                except LoginRefusedError:  # the credentials can't be read for now
+                    return
+                try:
+                    await api.access.WhoAmI(WhoAmIRequest(), metadata=api.metadata)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                        raise LoginRefusedError(error.details() or "the coordinator refuses you") from None
 
     def _refuse(self) -> NoReturn:
         raise LoginRefusedError("this page knows only the token that `leasehold web` printed")

@@ -2,10 +2,10 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
-import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
+import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
@@ -47,7 +47,7 @@ export function workerActions(worker) {
 }
 
 export function commandActions(command) {
-  if (CONCLUDED.has(command.state) || command.cancel_requested || !may("USER")) return [];
+  if (CONCLUDED.has(command.state) || command.cancel_requested || !mayCancel(command)) return [];
   return [button("Cancel…", () => cancel(command), "danger")];
 }
 
@@ -204,9 +204,10 @@ function effectsOfStop(workload) {
 
 function stop(workload) {
   const force = h("input", { type: "checkbox", id: "force" });
-  const effects = () => effectsOfStop(live.workloads.get(workload.workload_id) ?? workload);
+  const now = () => live.workloads.get(workload.workload_id) ?? workload;
   confirm({
-    title: `Stop ${workload.name}`, verb: "Stop", isDanger: true, effects,
+    title: `Stop ${workload.name}`, verb: "Stop", isDanger: true,
+    effects: () => effectsOfStop(now()), isSenseless: () => ENDED.has(now().status?.state),
     extra: h("label", { for: "force" }, force, " Kill restored processes even if they can't be suspended first, which can hang the host"),
     action: () => ({ action: "stop", workload: workload.workload_id, force: force.checked }),
   });
@@ -245,10 +246,17 @@ function drain(worker) {
   });
 }
 
+function effectOfCancellation({ state }) {
+  if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
+  if (state === "PENDING") return "The command was not sent: it ends at once.";
+  return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
+}
+
 function cancel(command) {
+  const now = () => live.commands.get(command.command_id) ?? command;
   confirm({
     title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
-    effects: [command.state === "PENDING" ? "The command was not sent: it ends at once." : "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.", h("code", {}, command.command_id)],
+    effects: () => [effectOfCancellation(now()), h("code", {}, command.command_id)], isSenseless: () => CONCLUDED.has(now().state),
     action: { action: "cancel", command: command.command_id },
   });
 }
@@ -267,8 +275,9 @@ export function notice(...parts) {
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
 //   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan, or
-//   a function that returns it, called again after changes; isStrict: whether a refusal in a plan forbids the action.
-function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isStrict = true }) {
+//   a function that returns it, called again after changes; isSenseless: whether a change made the action senseless;
+//   isStrict: whether a refusal in a plan forbids the action.
+function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
@@ -282,6 +291,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const giveBack = keepFocus();
   let endChanges = null;
   let isSending = false;
+  let isRefusedForNow = false; // whether a refusal is shown that another state may end
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
@@ -294,7 +304,12 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const effectList = effects && h("ul", { class: "steps" });
   const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects() : effects).map((one) => h("li", {}, one)));
   if (effects) drawEffects();
-  if (typeof effects === "function") endChanges = onChange((changes) => (changes.has("workload") || changes.has("command")) && drawEffects());
+  if (typeof effects === "function") endChanges = onChange((changes) => {
+    if (!changes.has("workload") && !changes.has("command")) return;
+    const before = effectList.textContent;
+    drawEffects();
+    if (effectList.textContent !== before) forgetRefusal();
+  });
   const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
@@ -324,6 +339,14 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     yes.disabled = true;
   }
 
+  // A change may have ended the reason of a refusal.
+  function forgetRefusal() {
+    if (!isRefusedForNow || isSending || isSenseless?.()) return;
+    isRefusedForNow = false;
+    replace(planBox);
+    yes.disabled = false;
+  }
+
   function mayBeStored() {
     return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
   }
@@ -342,6 +365,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     event.preventDefault();
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
+    isRefusedForNow = false;
     const sent = typeof action === "function" ? action() : action;
     const sentId = id;
     setSending(true);
@@ -361,6 +385,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : []));
       yes.disabled = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
+      isRefusedForNow = yes.disabled && error.reason !== "INVALID_ARGUMENT";
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
         yes.disabled = isSending;
@@ -380,6 +405,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       });
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
+        isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
         h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {

@@ -43,6 +43,13 @@ export function mayActOn(workload) {
   return may("OPERATOR") || (may("USER") && workload.owner === (live.session.on_behalf_of || live.session.identity));
 }
 
+// Whether the caller may cancel a command: an operator each one, a user own ones, and those of own workloads alone. Who
+// requested others' commands is hidden.
+export function mayCancel({ actor, on_behalf_of: user, owners = [] }) {
+  const isOwn = (owner) => owner === (live.session.on_behalf_of || live.session.identity);
+  return may("OPERATOR") || (may("USER") && (isOwn(user || actor) || (owners.length > 0 && owners.every(isOwn))));
+}
+
 // Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
 // tells that the view is complete again after a new connection, and "role" that the caller or its role is another.
 export function onChange(listener) {

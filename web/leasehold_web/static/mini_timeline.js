@@ -11,8 +11,9 @@ const ROW = 30;
 const LABELS = 90;
 const AXIS = 20;
 
-// workload: its id; current: returns the workload, which the live view may lack after its end.
-export function miniTimeline(workload, current) {
+// workload: its id; current: returns the workload, which the live view may lack after its end; commands: returns its
+// loaded commands.
+export function miniTimeline(workload, current, commands = () => []) {
   const canvas = h("canvas", { role: "img" });
   const cut = h("p", { class: "muted", role: "status", hidden: true }, "The history is longer than one answer: this lane has the latest stays only.");
   const table = h("details", {});
@@ -56,7 +57,7 @@ export function miniTimeline(workload, current) {
       context.fillText(history.problem || (!history.known && "Loading…") || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
     }
     const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
-    for (const joint of jointsOf(spans, isParked)) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const joint of jointsOf(spans, isParked, [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;

@@ -1,7 +1,12 @@
 // The past of GPUs and workloads: what was where, and the joints between. Pure, without a picture.
+import { workloadsOf } from "/static/words.js";
 
 // A move exchanges the lease at once, so one report has the end of the old spans and the begin of the new ones.
 const TOGETHER_MS = 20;
+
+// A stay begins during its command, except for the delays of reports.
+const BEFORE_MS = 1000;
+const AFTER_MS = 2000;
 
 // All spans of a workload as stays: groups of spans with one lease, in the order of time.
 function staysOf(spans) {
@@ -25,15 +30,64 @@ function paired(before, after) {
   return Array.from({ length: count }, (_, at) => [before[Math.min(at, before.length - 1)], after[Math.min(at, after.length - 1)]]);
 }
 
+const lacks = (spans) => (one) => !spans.some((other) => other.gpu_uuid === one.gpu_uuid);
+
 // The pairs of a move. A GPU that the workload keeps is in none.
 function moved(before, after) {
-  const lacks = (spans) => (one) => !spans.some((other) => other.gpu_uuid === one.gpu_uuid);
   return paired(before.filter(lacks(after)), after.filter(lacks(before)));
+}
+
+// The succeeded commands that give GPUs, by workload and kind of joint.
+function givingOf(commands) {
+  const found = new Map();
+  for (const command of commands) {
+    const kind = command.operation?.remap ? "move" : command.operation?.restore && "parked";
+    if (!kind || command.state !== "SUCCEEDED") continue;
+    for (const id of workloadsOf(command)) {
+      const key = `${id} ${kind}`;
+      if (!found.has(key)) found.set(key, []);
+      found.get(key).push(command);
+    }
+  }
+  return found;
+}
+
+// The pairs of UUIDs of a command. A restore without pairs gives GPUs back. Of others' commands, pairs and phases are
+// hidden.
+function uuidPairs({ applied_pairs: pairs = [], claimed_gpu_uuids: claimed = [], phases = [] } = {}) {
+  if (pairs.length || !phases.length) return pairs.map((one) => [one.old_uuid, one.new_uuid]);
+  return claimed.map((uuid) => [uuid, uuid]);
+}
+
+// The GPU pairs between two stays, by the command that was nearest in time. A swap has pairs of other workloads, too.
+function applied(before, after, commands) {
+  const begin = Math.min(...after.map((one) => one.begin_time));
+  let nearest = null;
+  let least = Infinity;
+  for (const command of commands) {
+    const { create_time: from, end_time: to = Infinity } = command;
+    if (begin < from - BEFORE_MS || begin > to + AFTER_MS) continue;
+    const distance = Math.max(0, from - begin, begin - to);
+    if (distance < least) [nearest, least] = [command, distance];
+  }
+  const at = (spans, uuid) => spans.find((one) => one.gpu_uuid === uuid);
+  return uuidPairs(nearest?.result).map(([old, next]) => [at(before, old), at(after, next)]).filter(([from, to]) => from && to);
+}
+
+// The curves between two stays. Without a command, the pairs of several GPUs are a guess.
+function curves(kind, before, after, commands) {
+  const known = applied(before, after, commands);
+  const rest = (kind === "move" ? moved : paired)(before.filter(lacks(known.map(([from]) => from))), after.filter(lacks(known.map(([, to]) => to))));
+  const isGuess = rest.length > 1;
+  const told = known.filter(([from, to]) => kind !== "move" || from.gpu_uuid !== to.gpu_uuid);
+  return [...told.map(([from, to]) => ({ from, to, isGuess: false })), ...rest.map(([from, to]) => ({ from, to, isGuess }))];
 }
 
 // The joints of all workloads: from the end of one span to the begin of the next.
 //   kind: "move", straight from GPU to GPU, or "parked", with time between. An open one goes on until now.
-export function jointsOf(spans, isParked) {
+//   isGuess: whether the pair is unknown. before, after: the spans of both stays.
+export function jointsOf(spans, isParked, commands = []) {
+  const giving = givingOf(commands);
   const byWorkload = new Map();
   for (const span of spans) {
     if (!span.workload_id) continue;
@@ -47,12 +101,12 @@ export function jointsOf(spans, isParked) {
       const stay = stays[at];
       const next = stays[at + 1];
       if (!next) {
-        if (stay.end !== Infinity && isParked(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null });
+        if (stay.end !== Infinity && isParked(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, isGuess: false, before: stay.spans, after: [] });
         continue;
       }
       if (stay.end === Infinity) continue;
       const kind = next.begin - stay.end < TOGETHER_MS ? "move" : "parked";
-      for (const [from, to] of kind === "move" ? moved(stay.spans, next.spans) : paired(stay.spans, next.spans)) joints.push({ workload, kind, from, to });
+      for (const curve of curves(kind, stay.spans, next.spans, giving.get(`${workload} ${kind}`) ?? [])) joints.push({ workload, kind, ...curve, before: stay.spans, after: next.spans });
     }
   }
   return joints;

@@ -19,7 +19,8 @@ export function layOut(history, { start, end }, words) {
   const spans = [...history.spans.values()].filter((one) => one.begin_time < end && (one.end_time ?? Infinity) > start).sort((a, b) => a.begin_time - b.begin_time);
   const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
   const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
-  const joints = jointsOf([...history.spans.values()].filter((one) => placed.has(one.gpu_uuid)), isParked).filter((one) => one.from.end_time < end && (one.to?.begin_time ?? Infinity) > start);
+  const commands = new Map([...history.commands, ...live.commands]).values();
+  const joints = jointsOf([...history.spans.values()].filter((one) => placed.has(one.gpu_uuid)), isParked, commands).filter((one) => one.from.end_time < end && (one.to?.begin_time ?? Infinity) > start);
   return { rows, placed, spans, joints, height };
 }
 

@@ -30,8 +30,10 @@ export function textOf({ span, joint, command, event }) {
   return [moment(event.time), event.message || lower(event.kind)];
 }
 
-function textOfJoint({ from, to, kind }) {
-  if (kind === "move") return [`${nameOf(from)} moved`, `from ${placeOfSpan(from)} to ${placeOfSpan(to)} at ${clock(to.begin_time)}`];
+// A guessed pair is not told: the text has all GPUs of both stays.
+function textOfJoint({ from, to, kind, isGuess, before, after }) {
+  const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
+  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${clock(to.begin_time)}`];
   if (!to) return [`${nameOf(from)} was parked`, `since ${clock(from.end_time)}`];
-  return [`${nameOf(from)} was parked`, `from ${clock(from.end_time)} to ${clock(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${placeOfSpan(to)}`];
+  return [`${nameOf(from)} was parked`, `from ${clock(from.end_time)} to ${clock(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
 }

@@ -116,7 +116,7 @@ class Training:
             self._changed.notify_all()
 
     def can_checkpoint(self) -> tuple[bool, str]:
-        """It always can."""
+        """Whether the state can be saved, and otherwise why not."""
         return True, ""
 
     def checkpoint_size_estimate(self) -> int:

@@ -487,7 +487,7 @@ def test_a_worker_that_starts_after_the_wait_grants_nothing(
     host.kill_worker()
     holder.kill()
     holder.wait()
-    time.sleep(WAIT_S)
+    time.sleep(WAIT_S)  # the wait is over by now, whatever the machine does
     host.start_worker()
     assert_refused(host, waiting, by_exec)
     host.wait(lambda: host.states() == ["FREE", "FREE"])

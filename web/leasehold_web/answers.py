@@ -1,4 +1,4 @@
-"""What the answers for our scripts have in common."""
+"""The common parts of the answers for our scripts."""
 
 import re
 from collections.abc import Iterable

@@ -134,7 +134,7 @@ class FleetReader:
         )
 
     def _remedy(self, known: KnownWorker | None) -> str:
-        """What to do about a worker out of contact."""
+        """The remedy for a worker out of contact. None: its record is gone."""
         if known is None:
             return "if its record was deleted, delete those of its workloads by `leasehold rm workload`, too"
         remedy = "start it again, or wait until it is connected"

@@ -279,7 +279,7 @@ def test_a_wait_that_is_over_gets_no_grant_of_the_next_start(
     wait: Callable[[Path, float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "SHORTEST_CONNECT_TIMEOUT_S", 20.0)  # so the worker is never silent
+    monkeypatch.setattr(worker, "CALL_TIMEOUT_S", 60.0)  # so the worker is never silent
 
     def break_off_late(context: grpc.ServicerContext, wait_s: float) -> None:
         scripted.over.wait(wait_s)
@@ -309,7 +309,7 @@ def test_the_wait_ends_before_the_time_of_a_restart_is_over(
     wait: Callable[[Path, float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "SHORTEST_CONNECT_TIMEOUT_S", 20.0)  # so the worker is never silent
+    monkeypatch.setattr(worker, "CALL_TIMEOUT_S", 60.0)  # so the worker is never silent
     monkeypatch.setattr(exec_wait, "RESTART_TIMEOUT_S", 1000.0)
     monkeypatch.setattr(lease, "RESUME_TIMEOUT_S", 1000.0)
 

@@ -270,7 +270,7 @@ def _service(patient: Examination) -> InstalledService:
 
 
 def _restart(service: InstalledService) -> str:
-    """What starts the worker: its unit, or a shell on a host whose unit is unknown, as without systemd."""
+    """The command that starts the worker: that of its unit, or its own if the unit is unknown."""
     return "start `leasehold worker`" if isinstance(service.unit, str) else f"run {RESTART}"
 
 

@@ -224,12 +224,12 @@ def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
         assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]
 
 
-LAID_OUT: Final = """async () => {
+LAID_OUT: Final = """async (words) => {
   const { History } = await import("/static/history.js");
   const { layOut } = await import("/static/timeline_rows.js");
   const history = new History(() => {});
   await history.want(0, Infinity);
-  return layOut(history, { start: 0, end: Date.now() + 1000 }, []).joints.map(
+  return layOut(history, { start: 0, end: Date.now() + 1000 }, words).joints.map(
     (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
 }"""
 
@@ -254,11 +254,26 @@ def test_the_curves_of_a_move_are_the_pairs_of_its_command(browser: Browser, web
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         pairs = ["move 0 3", "move 1 2", "move 2 3", "move 3 2", "parked 2 2", "parked 3 3"]
         assert sorted(page.evaluate(REAL_JOINTS)) == pairs
-        assert sorted(page.evaluate(LAID_OUT)) == pairs
+        assert sorted(page.evaluate(LAID_OUT, [])) == pairs
         page.add_init_script(CURVES)
         page.goto(f"{web_fleet.url}workloads/two")
         page.wait_for_function("() => curves.size >= 4")
         assert sorted(page.evaluate("[...curves]")) == ["0 3", "1 2", "2 3", "3 2"]
+
+
+@pytest.mark.long
+def test_a_filter_joins_no_stays_around_a_hidden_one(browser: Browser, web_fleet: WebFleet) -> None:
+    """The filter shows a GPU on which a workload was twice, and hides the GPU where it was between."""
+    fleet = web_fleet.fleet
+    fleet.start_worker("alpha")
+    fleet.run_counter("mover")
+    for slot in (1, 0, 1, 0):
+        fleet.cli("remap", "mover", "--to", f"alpha/{slot}")
+    fleet.run_counter("later")
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        moves = ["move 0 1", "move 0 1", "move 1 0", "move 1 0"]
+        assert sorted(page.evaluate(LAID_OUT, ["mover"])) == moves
+        assert page.evaluate(LAID_OUT, ["later"]) == []
 
 
 GUESS: Final = """async () => {

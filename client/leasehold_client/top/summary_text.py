@@ -33,8 +33,8 @@ def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> 
 def counts_text(model: FleetModel) -> str:
     """Counts of hosts, GPUs by state, parked workloads, waiting claims and open commands.
 
-    GPUs of hosts out of contact have no state here, since the coordinator places nothing on them. A GPU of
-    an unknown host has no state, and is not out of contact either.
+    GPUs of hosts out of contact have no state here, since the coordinator places nothing on them, and their
+    claims are not counted. A GPU of an unknown host has no state, and is not out of contact either.
     """
     workers = model.workers.values.values()
     reached = {one.worker_id for one in workers if one.state == worker_pb2.WORKER_STATE_CONNECTED}
@@ -48,7 +48,7 @@ def counts_text(model: FleetModel) -> str:
     if lost := sum(one.worker_id in away for one in gpus):
         names.append(f"{lost} out of contact")
     parked = [one for one in model.workloads.values.values() if one.status.state in PARKED]
-    waiting = sum(one.pending_claimers for one in workers)
+    waiting = sum(one.pending_claimers for one in workers if one.worker_id in reached)
     parts = [
         f"{_counted(len(workers), 'host')}{f', {len(away)} out of contact' if away else ''}",
         f"{_counted(len(gpus), 'GPU')}{': ' if names else ''}{', '.join(names)}",

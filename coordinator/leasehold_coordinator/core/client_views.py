@@ -32,8 +32,8 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType, refusal: str) 
         capabilities=hello.capabilities,
         gpu_count=len(known.leases) if known.reported else None,
         free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
-        pending_claimers=known.load.pending_claimers if known.reported else None,
-        parked_workload_count=len(known.load.parked) if known.reported else None,
+        pending_claimers=known.pending_claimers,
+        parked_workload_count=known.parked_workload_count,
         last_seen_time=known.last_seen_time,
         host_memory_available_bytes=(
             known.load.host_memory_available_bytes

@@ -83,6 +83,16 @@ class KnownWorker:
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
 
     @property
+    def pending_claimers(self) -> int | None:
+        """Number of claims that wait on the worker. None: no load has come since its last hello."""
+        return self.load.pending_claimers if self.load.sequence else None
+
+    @property
+    def parked_workload_count(self) -> int | None:
+        """Number of parked workloads. None: no load has come since the worker's last hello."""
+        return len(self.load.parked) if self.load.sequence else None
+
+    @property
     def conditions(self) -> Conditions:
         """The cordon and the GPU conditions that the worker last reported."""
         return Conditions(self.cordon, {lease.gpu_uuid: lease for lease in self.leases})
@@ -136,7 +146,7 @@ def holdings(known: KnownWorker) -> tuple[object, ...]:
         )
         for lease in known.leases
     ]
-    return (known.load.pending_claimers, len(known.load.parked), _key(known.cordon), slots)
+    return (known.pending_claimers, known.parked_workload_count, _key(known.cordon), slots)
 
 
 def _key(cordon: Cordon | None) -> tuple[str, str] | None:

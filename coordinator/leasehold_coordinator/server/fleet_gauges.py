@@ -104,8 +104,8 @@ class FleetGauges:
         gpus = Counter(seen_state(lease) for lease in known.leases)
         for slot_state, number in gpus.items():
             add("leasehold_fleet_gpus", number, name, _name(SlotState.DESCRIPTOR, slot_state, "SLOT_STATE_"))
-        if known.load.sequence:  # there is a load since the last hello
-            add("leasehold_fleet_claims_waiting", known.load.pending_claimers, name)
+        if (waiting := known.pending_claimers) is not None:
+            add("leasehold_fleet_claims_waiting", waiting, name)
         workloads = self._fleet.workloads.of_worker(known.hello.worker_id)
         parked_bytes = sum(workload.status.parked_bytes for workload in workloads)
         add("leasehold_fleet_parked_bytes", parked_bytes, name, "host_memory")

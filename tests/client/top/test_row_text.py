@@ -105,8 +105,8 @@ def test_an_unknown_size_is_not_zero_in_a_sum() -> None:
 
 def test_gpus_out_of_contact_are_not_free() -> None:
     model = FleetModel()
-    lost = worker("beta", state=worker_pb2.WORKER_STATE_LOST)
-    for one in (worker(), lost):
+    lost = worker("beta", state=worker_pb2.WORKER_STATE_LOST, pending_claimers=1)
+    for one in (worker(pending_claimers=0), lost):
         model.fold_fleet(WatchFleetResponse(worker=one))
     for known in (gpu(0), gpu(1), gpu(0, worker="beta")):
         model.fold_fleet(WatchFleetResponse(gpu=known))

@@ -62,6 +62,22 @@ def test_a_worker_is_known_with_its_gpus_once_it_was_welcomed(
     assert known.state == worker_pb2.WORKER_STATE_CONNECTED
 
 
+def test_claims_and_parked_workloads_are_unknown_until_the_first_load(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """A hello has GPUs and no claims. The first load is published, although both counts are 0."""
+    watch = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20)
+    seen = (change.worker for change in watch if change.HasField("worker"))
+    before = next(seen)
+    assert before.gpu_count == 2
+    assert not before.HasField("pending_claimers") and not before.HasField("parked_workload_count")
+    load = WorkerLoad(sequence=1, gpu_leases=worker.first.hello.gpu_leases)
+    worker.up.put(ConnectRequest(worker_load=load))
+    after = next(seen)
+    assert after.HasField("pending_claimers") and after.HasField("parked_workload_count")
+    watch.cancel()
+
+
 def test_epochs_grow_over_reconnects_and_restarts(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

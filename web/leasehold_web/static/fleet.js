@@ -232,7 +232,7 @@ export function show(main) {
     }
     const parked = [...live.workloads.values()].filter((one) => PARKED.has(one.status?.state));
     let waiting = 0;
-    for (const worker of live.workers.values()) waiting += worker.pending_claimers ?? 0;
+    for (const worker of live.workers.values()) if (worker.state === "CONNECTED") waiting += worker.pending_claimers ?? 0;
     const entries = [h("span", {}, h("b", {}, live.workers.size.toLocaleString("en")), live.workers.size === 1 ? "host" : "hosts")];
     for (const state of ["LEASED", "FREE", "RESERVED", "CORDONED", "UNHEALTHY", "FOREIGN"]) {
       if (states[state] || state === "LEASED" || state === "FREE") entries.push(h("span", {}, glyph(state), h("b", {}, (states[state] ?? 0).toLocaleString("en")), lower(state)));

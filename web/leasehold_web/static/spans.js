@@ -78,7 +78,7 @@ function applied(before, after, commands) {
 function curves(kind, before, after, commands) {
   const known = applied(before, after, commands);
   const rest = (kind === "move" ? moved : paired)(before.filter(lacks(known.map(([from]) => from))), after.filter(lacks(known.map(([, to]) => to))));
-  const isGuess = rest.length > 1;
+  const isGuess = before.length - known.length > 1; // even one moved GPU: others may have changed places
   const told = known.filter(([from, to]) => kind !== "move" || from.gpu_uuid !== to.gpu_uuid);
   return [...told.map(([from, to]) => ({ from, to, isGuess: false })), ...rest.map(([from, to]) => ({ from, to, isGuess }))];
 }

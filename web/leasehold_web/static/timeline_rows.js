@@ -20,7 +20,9 @@ export function layOut(history, { start, end }, words) {
   const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
   const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
   const commands = new Map([...history.commands, ...live.commands]).values();
-  const joints = jointsOf([...history.spans.values()].filter((one) => placed.has(one.gpu_uuid)), isParked, commands).filter((one) => one.from.end_time < end && (one.to?.begin_time ?? Infinity) > start);
+  // A stay in a hidden row counts too: without it, the stays around it would be joined.
+  const isShown = ({ from, to }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? Infinity) > start;
+  const joints = jointsOf([...history.spans.values()], isParked, commands).filter(isShown);
   return { rows, placed, spans, joints, height };
 }
 

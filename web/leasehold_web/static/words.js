@@ -138,7 +138,7 @@ export function parkedAt(workload) {
       return { tier: "disk", size: status.disk_bytes ?? (status.park_time && !status.checkpoint_id ? 0 : undefined) };
     case "SLEEPING":
       return asleepAt(status);
-    default:
-      return { tier: "", size: undefined };
+    default: // members of a WEDGED workload may be suspended
+      return { tier: status.parked_bytes === undefined ? "" : "host memory", size: status.parked_bytes };
   }
 }

@@ -74,7 +74,7 @@ function hostFacts(worker) {
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],
     ["Session", worker.session_encrypted === undefined ? (worker.refusal ? `refused: ${worker.refusal}` : "none") : worker.session_encrypted ? "with TLS" : "without TLS"],
-    ["Waiting claims", worker.pending_claimers === undefined ? (worker.gpu_count === undefined ? UNKNOWN : "0") : String(worker.pending_claimers)],
+    ["Waiting claims", String(worker.pending_claimers ?? UNKNOWN)],
   ];
   for (const [key, value] of Object.entries(worker.labels ?? {})) facts.push(["Label", `${key}=${value}`]);
   facts.push(["Id", h("code", {}, worker.worker_id)]);

@@ -123,9 +123,9 @@ class Worker(_message.Message):
     free_gpu_count: _builtins.int
     """Number of free GPUs. Absent: as above."""
     pending_claimers: _builtins.int
-    """Number of claims that wait for a GPU. Absent: unknown, as with gpu_count."""
+    """Number of claims that wait for a GPU. Absent: unknown, since no load has come since the last hello."""
     parked_workload_count: _builtins.int
-    """Number of parked workloads. Absent: unknown, as with gpu_count."""
+    """Number of parked workloads. Absent: as above."""
     host_memory_available_bytes: _builtins.int
     """Available host memory in bytes. Absent: unknown."""
     session_encrypted: _builtins.bool

@@ -1,6 +1,7 @@
 """SIGINT raises KeyboardInterrupt while a verb runs, and ends the process at any other time."""
 
 import signal
+import sys
 
 
 def end_at_once() -> None:
@@ -20,12 +21,14 @@ def raise_in_verb() -> None:
 
 
 def raise_in_call() -> None:
-    """As :func:`raise_in_verb`, for a verb that only makes calls.
+    """As :func:`raise_in_verb`, for a verb that makes calls.
 
-    An exception of a signal handler may leave a call half made, and a thread of gRPC may fail because of it.
-    Python would print its traceback. Each call has a deadline, so nothing waits for that thread.
+    An exception of a signal handler may leave a call half made, and a thread or a destructor of gRPC may fail
+    because of it. Python would print its traceback. Each call has a deadline, so nothing waits for that
+    thread.
     """
     import threading  # late: most of the command's life needs no threads
 
     raise_in_verb()
     threading.excepthook = lambda failure: None
+    sys.unraisablehook = lambda failure: None

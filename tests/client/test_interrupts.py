@@ -77,18 +77,22 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
 FAILING = """
 import threading
 from leasehold_client.coordinator.connection import Connection
+class HalfMade:
+    def __del__(self):
+        self.state
 def close(connection):
     thread = threading.Thread(target=int, args=["half made"])
     thread.start()
     thread.join()
+    HalfMade()
 Connection.close = close
 from leasehold_client.__main__ import main
 main()
 """
-"""A call that a signal left half made lets a thread of gRPC fail, rarely."""
+"""A call that a signal left half made lets a thread or a destructor of gRPC fail, rarely."""
 
 
-def test_a_thread_that_fails_leaves_no_traceback(scripted: ScriptedCoordinator) -> None:
+def test_a_half_made_call_that_fails_leaves_no_traceback(scripted: ScriptedCoordinator) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FAILING, "get", "workers"],
         capture_output=True,

@@ -4,13 +4,16 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, Queue
 
 import pytest
+from leasehold_worker.host.processes import catches, identify
 
 from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
+from tests.prefork import executed
 
 SHOW = "import os; print({name: os.environ.get(name) for name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC')})"
 
@@ -85,3 +88,36 @@ def last_message(told: Queue[str]) -> None:
     """
     while True:
         told.get(timeout=2)
+
+
+def end_in_good_order(fleet: Fleet, name: str, number: signal.Signals) -> None:
+    """Ends a daemon by a signal, once it has a handler for SIGTERM."""
+    process = fleet.processes[name]
+    daemon = identify(process.pid)
+    assert daemon is not None
+    while not catches(daemon, signal.SIGTERM):
+        time.sleep(0.01)
+    fleet.end(name, number)
+    assert process.returncode == 0
+
+
+@pytest.mark.long
+def test_a_hangup_ends_both_daemons_in_good_order(empty_fleet: Fleet) -> None:
+    """A closed terminal sends SIGHUP to what was started in it."""
+    empty_fleet.start_worker("alpha", 1)
+    for name in ("alpha", "coordinator"):
+        end_in_good_order(empty_fleet, name, signal.SIGHUP)
+
+
+@pytest.mark.long
+def test_nohup_keeps_both_daemons(tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with executed(), make_fleet(tmp_path, is_mutual=False) as fleet:
+            fleet.start_worker("alpha", 1)
+            for name in ("alpha", "coordinator"):
+                fleet.processes[name].send_signal(signal.SIGHUP)
+                end_in_good_order(fleet, name, signal.SIGTERM)
+                assert "SIGHUP: stopping" not in fleet.log(name)
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

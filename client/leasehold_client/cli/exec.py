@@ -105,7 +105,7 @@ def exec_command(
     from leasehold_client.cli.exec_wait import wait_granted
     from leasehold_client.messages import duration
 
-    interrupts.raise_in_verb()
+    interrupts.raise_in_call()
     spec = WorkloadSpec(
         arguments=_shown(arguments),
         resources=resources,

@@ -47,7 +47,7 @@ def support_bundle(
 
     Run it as root on a host with a service. A part that fails or hangs is noted in the archive.
     """
-    interrupts.raise_in_verb()
+    interrupts.raise_in_call()
     try:
         _write(file, coordinator, context, timeout_s, dry_run=dry_run, yes=yes)
     except LeaseholdError as error:

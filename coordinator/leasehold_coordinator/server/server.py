@@ -77,7 +77,7 @@ Parts: TypeAlias = tuple[Callable[[], Awaitable[None] | None], ...]
 
 
 async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], None]) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serves until SIGTERM, SIGINT or SIGHUP.
 
     Args:
         config: The settings.
@@ -87,7 +87,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         StartError: The address or the database can't be used.
     """
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    stopping = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+        stopping.append(signal.SIGHUP)
+    for number in stopping:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authorities, tokens = open_state(Path(config.state_dir), config.issue_rules)
     vault = open_vault(Path(config.state_dir))

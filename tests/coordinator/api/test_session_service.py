@@ -70,11 +70,13 @@ def test_claims_and_parked_workloads_are_unknown_until_the_first_load(
     seen = (change.worker for change in watch if change.HasField("worker"))
     before = next(seen)
     assert before.gpu_count == 2
-    assert not before.HasField("pending_claimers") and not before.HasField("parked_workload_count")
+    assert not before.HasField("pending_claimers")
+    assert not before.HasField("parked_workload_count")
     load = WorkerLoad(sequence=1, gpu_leases=worker.first.hello.gpu_leases)
     worker.up.put(ConnectRequest(worker_load=load))
     after = next(seen)
-    assert after.HasField("pending_claimers") and after.HasField("parked_workload_count")
+    assert after.HasField("pending_claimers")
+    assert after.HasField("parked_workload_count")
     watch.cancel()
 
 

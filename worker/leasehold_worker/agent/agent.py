@@ -56,7 +56,9 @@ SETTLE_TIMEOUT_S: Final = 10.0
 
 
 async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> None:
-    """Runs the worker until SIGTERM or SIGINT. Its workloads keep running, unless the settings say otherwise.
+    """Runs the worker until SIGTERM, SIGINT or SIGHUP.
+
+    Its workloads keep running, unless the settings say otherwise.
 
     Raises:
         StartError: The journal can't be used, or another worker serves a GPU.
@@ -202,7 +204,10 @@ async def _run(
 
 
 async def _wait_for_stop_signal() -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    stopping = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+        stopping.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*stopping) as signals:
         async for number in signals:
             logger.info("%s: stopping", signal.Signals(number).name)
             return

@@ -9,7 +9,7 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
-from leasehold.v1.workload_pb2 import MemberState, Workload
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_EXITED, MemberState, Workload
 
 from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.arguments.policies import policy_text
@@ -113,6 +113,8 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add_time("Ready", status.ready_time)
     shown.add_time("Suspended", status.park_time)
     shown.add_time("Ended", status.end_time)
+    if status.state == WORKLOAD_STATE_EXITED and status.HasField("end_time") and not status.HasField("exit"):
+        shown.add("Exit", "unknown: only the parent of the program learns it")
     shown.add("First process", status.root_pid if status.HasField("root_pid") else "")
     shown.add("Generation", status.generation)
     for member in status.members:

@@ -81,6 +81,19 @@ def test_a_workload(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     assert "\nEvents:\nAGE  " in printed
 
 
+def test_a_workload_whose_exit_is_unknown(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    ended = workload("one")
+    ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+    fleet.answers["GetWorkload"] = lambda request, context: GetWorkloadResponse(workload=ended)
+    assert "Exit" not in described(leasehold, "workload", "one"), "others see no end at all"
+    ended.status.end_time.FromSeconds(1)
+    assert described(leasehold, "workload", "one")["Exit"].startswith("unknown: ")
+    ended.status.exit.code = 0
+    fields = described(leasehold, "workload", "one")
+    assert fields["State"] == "EXITED(0)"
+    assert "Exit" not in fields
+
+
 def test_a_worker(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     fields = described(leasehold, "worker", "alpha")
     assert fields["GPUs"] == "?", "what is unknown is not 0"

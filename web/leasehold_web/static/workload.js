@@ -141,6 +141,7 @@ function stateFacts(workload) {
   if (status.ready_time) facts.push(status.start_time ? ["Ready after", seconds((status.ready_time - status.start_time) / 1000)] : ["Ready since", moment(status.ready_time)]);
   if (status.end_time) facts.push(["Ended", moment(status.end_time)]);
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
+  else if (status.state === "EXITED" && status.end_time) facts.push(["Exit", "unknown: only the parent of the program learns it"]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
   if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}, ${lower(status.kernel.health)}`]);
   if (status.error) facts.push(["Error", h("span", { class: "box bad" }, withNames(status.error.message))]);

@@ -738,7 +738,7 @@ class WorkloadStatus(_message.Message):
 
     @_builtins.property
     def exit(self) -> Global___Exit:
-        """How it ended. Absent: not ended, or unknown."""
+        """How it ended. Absent: not ended, or unknown. Only the parent of a process learns it."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:

@@ -78,9 +78,13 @@ def revoke(client: Client, subject: str) -> None:
 @click.argument("identity", metavar="NAME")
 @verb
 def unblock(client: Client, identity: str) -> None:
-    """Let a blocked identity call again. Its revoked certificates stay revoked."""
+    """Let a blocked identity call again. Its revoked certificates stay revoked.
+
+    An unblocked worker connects within a minute.
+    """
     client.certificates.unblock(identity)
-    echo(f"{identity}: unblocked")
+    until = "; the worker connects within a minute" if identity.startswith("worker/") else ""
+    echo(f"{identity}: unblocked{until}")
 
 
 @ca.command("rotate", epilog=examples("leasehold ca rotate"))

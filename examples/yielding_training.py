@@ -8,7 +8,7 @@ free, and the loop continues. Nothing is lost. Needs PyTorch with CUDA, and a wo
 """
 
 import argparse
-import time
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -23,8 +23,11 @@ PAUSE_S = 0.1
 def epochs(count: int, lease: local.LocalLease) -> Iterator[int]:
     """Yields the numbers of epochs. Pauses before each one while another claim waits for the GPU."""
     for epoch in range(count):
-        while lease.yield_requested.is_set():  # until the worker has suspended and restored this process
-            time.sleep(PAUSE_S)
+        # Until the worker has suspended and restored this process, or the other claim is gone.
+        while lease.yield_requested.is_set() and not lease.ended.wait(PAUSE_S):
+            pass
+        if lease.ended.is_set():
+            sys.exit("the lease has ended: see the log of the worker")
         yield epoch
 
 

@@ -1,5 +1,6 @@
 """Helpers: they get GPUs that nobody waits for, and give them back once somebody does."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,6 +155,31 @@ def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> Non
         local_host.wait(lambda asked=asked: local_host.out(helper).count("asked") == asked)  # type: ignore[misc]
         other.kill()
         local_host.wait(lambda asked=asked: local_host.out(helper).count("woken True") == asked)  # type: ignore[misc]
+    local_host.end(helper)
+
+
+UNNEEDED = """
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1.workload_pb2 import HelperTerms
+from leasehold_client import local
+with local.claim(gpus=2, name="helper", helper=HelperTerms(grace=Duration(seconds=1000))) as lease:
+    print("held", flush=True)
+    lease.yield_requested.wait()
+    print("asked", flush=True)
+    while lease.yield_requested.is_set():
+        lease.ended.wait(0.01)
+    print("keeps", len(lease.gpu_uuids), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_request_to_yield_is_withdrawn_with_the_claim_that_waits(local_host: LocalHost) -> None:
+    helper = local_host.start(sys.executable, "-c", UNNEEDED)
+    local_host.wait_line(helper, "held")
+    other = local_host.exec("--", "true")
+    local_host.wait_line(helper, "asked")
+    other.send_signal(signal.SIGINT)
+    local_host.wait_line(helper, "keeps 2")
     local_host.end(helper)
 
 

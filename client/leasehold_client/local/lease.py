@@ -37,7 +37,8 @@ class LocalLease:
         name: Name of the workload.
         environment: Variables for child processes that use the GPUs. They follow a move, while ``os.environ``
             keeps the values of the grant, since CUDA has read these already.
-        yield_requested: Set while the claim is preemptible and another claim waits for its GPUs.
+        yield_requested: Set while the worker asks this preemptible claim for its GPUs. Cleared once the process
+            was restored, or keeps its GPUs.
         ended: Set once the lease has ended, for any reason.
     """
 
@@ -169,9 +170,7 @@ class LocalLease:
             "NVIDIA_VISIBLE_DEVICES": visible,
             "LEASEHOLD_LEASE_ID": changed.lease.lease_id,
         }
-        if (
-            changed.state == workload_pb2.WORKLOAD_STATE_RUNNING
-        ):  # restored, so the earlier request is settled
+        if changed.state == workload_pb2.WORKLOAD_STATE_RUNNING:  # restored, or the request is withdrawn
             self.yield_requested.clear()
 
 

@@ -157,7 +157,9 @@ async def _run(
                 identity.worker_id,
                 clock,
             )
-            preemption = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
+            preemption = Preemption(
+                pool, parts.workloads, commands, claims.ask_to_yield, claims.withdraw_yield
+            )
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
             renewal = Renewal(state_directory, config.coordinator)

@@ -114,6 +114,12 @@ class LocalClaims:
             request = local_service_pb2.ClaimYield(grace=duration(grace_s))
             session.tell(ClaimResponse(yield_request=request))
 
+    def withdraw_yield(self, workload: Workload) -> None:
+        """Tells a workload with a stream that it keeps its GPUs for now. Its state is no news otherwise."""
+        session = self._sessions.get(workload.workload_id)
+        if session is not None and workload.state == RUNNING:
+            session.tell(ClaimResponse(changed=_changed(workload)))
+
     async def _serve(self, session: ClaimStream) -> None:
         with session.scope:
             try:
@@ -239,9 +245,7 @@ class LocalClaims:
         while workload.state not in ENDED:
             now = (workload.state, workload.lease)
             if now != told:
-                lease = lease_message(workload.lease) if workload.lease else None
-                changed = local_service_pb2.ClaimChanged(state=workload.state, lease=lease)
-                session.tell(ClaimResponse(changed=changed))
+                session.tell(ClaimResponse(changed=_changed(workload)))
                 told = now
             await self._workloads.wait_changed()
         why = f"the workload is {state_text(workload.state)}"
@@ -278,6 +282,11 @@ class LocalClaims:
                 return
             with trio.move_on_after(GIVE_BACK_AGAIN_S):
                 await workload.ended.wait()
+
+
+def _changed(workload: Workload) -> local_service_pb2.ClaimChanged:
+    lease = lease_message(workload.lease) if workload.lease else None
+    return local_service_pb2.ClaimChanged(state=workload.state, lease=lease)
 
 
 def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:

@@ -137,6 +137,7 @@ class Preemption:
         workloads: The registry.
         commands: Suspends, stops and restores workloads.
         ask: Asks a workload with a stream, by its id, to release its GPUs within a time.
+        withdraw: Withdraws that request.
     """
 
     def __init__(
@@ -145,11 +146,13 @@ class Preemption:
         workloads: Workloads,
         commands: Commands,
         ask: Callable[[str, float], None],
+        withdraw: Callable[[Workload], None],
     ) -> None:
         self._pool = pool
         self._workloads = workloads
         self._commands = commands
         self._ask = ask
+        self._withdraw = withdraw
         self._yielding: set[str] = set()
         self._waking: set[str] = set()
         self._stubborn: dict[str, int] = {}
@@ -203,6 +206,7 @@ class Preemption:
             await trio.sleep(AGAIN_S)
         finally:
             self._yielding.discard(helper.workload_id)
+            self._withdraw(helper)
 
     def _tell(self, helper: Workload) -> None:
         self._ask(helper.workload_id, _grace_s(helper))

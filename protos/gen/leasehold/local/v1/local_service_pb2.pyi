@@ -311,7 +311,7 @@ Global___ClaimYield: _TypeAlias = ClaimYield  # noqa: Y015
 
 @_typing.final
 class ClaimChanged(_message.Message):
-    """The lease of a claim after a change."""
+    """The lease of a claim after a change, or once a request to yield is withdrawn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -37,8 +37,8 @@ class LocalLease:
         name: Name of the workload.
         environment: Variables for child processes that use the GPUs. They follow a move, while ``os.environ``
             keeps the values of the grant, since CUDA has read these already.
-        yield_requested: Set while the worker asks this preemptible claim for its GPUs. Cleared once the process
-            was restored, or keeps its GPUs.
+        yield_requested: Set while the worker asks this preemptible claim for its GPUs. Cleared once the
+            process was restored, or keeps its GPUs.
         ended: Set once the lease has ended, for any reason.
     """
 

@@ -36,7 +36,6 @@ async def test_an_error_of_the_function_is_left_as_it_is() -> None:
 def test_threads_that_can_not_be_started_are_told_before_they_are_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = threading.active_count()
     require_threads(3)
     start, started = threading.Thread.start, list[threading.Thread]()
 
@@ -49,4 +48,5 @@ def test_threads_that_can_not_be_started_are_told_before_they_are_needed(
     monkeypatch.setattr(threading.Thread, "start", start_two)
     with pytest.raises(BlockingIOError, match="no thread can be started"):
         require_threads(3)
-    assert threading.active_count() == before
+    assert len(started) == 2
+    assert not any(thread.is_alive() for thread in started)

@@ -236,10 +236,11 @@ def wait_for_launchers(folder: Path) -> None:
 
 
 def is_launcher(pid: int, folder: Path) -> bool:
-    """Whether a process may be a launcher. One that has ended and is not reaped yet has no command line."""
+    """Whether a process may be a launcher. One that ends, or is not reaped yet, has no command line."""
     stat = read_stat(pid)
-    reapable = stat is not None and stat.state == "Z" and stat.parent_pid == os.getpid()
-    return reapable or str(folder) in " ".join(command_line(pid))
+    arguments = command_line(pid)
+    is_ending = stat is not None and stat.parent_pid == os.getpid() and not arguments
+    return is_ending or str(folder) in " ".join(arguments)
 
 
 def chunks(session: Session) -> list[OutputChunk]:

@@ -173,8 +173,29 @@ def test_the_files_of_the_oldest_ended_workloads_are_removed(
     session = coordinator.next_session()
     for workload_id in ("w1", "w2"):
         run(session, workload_id, "true")
+    wait_for_folders(tmp_path, "w2")
+
+
+def test_a_workload_that_ends_last_is_kept_although_it_began_first(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = "from leasehold_worker.workloads import registry; registry.ENDED_LIMIT = 1; "
+    monkeypatch.setattr(conftest, "WORKER", few + prefork.WORKER)
+    start_worker(None)
+    session = coordinator.next_session()
+    run(session, "long", "exec sleep 1000")
+    for workload_id in ("w1", "w2"):
+        run(session, workload_id, "true")
+    wait_for_folders(tmp_path, "long", "w2")
+    stopped = session.run("stop", "long", stop=StopOperation())
+    assert stopped.state == command_pb2.COMMAND_STATE_SUCCEEDED, stopped.error
+    wait_for_folders(tmp_path, "long")
+
+
+def wait_for_folders(folder: Path, *names: str) -> None:
+    """Waits until these are the folders of workloads."""
     deadline = time.monotonic() + 30
-    while (left := sorted(path.name for path in (tmp_path / "state/workloads").iterdir())) != ["w2"]:
+    while (left := sorted(path.name for path in (folder / "state/workloads").iterdir())) != list(names):
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
 

@@ -144,8 +144,9 @@ class Operations:
             case "remap":
                 await self.remap(operation.remap, progress)
             case "stop":
+                stopped = self._workloads.get(workload_id)
                 await self._termination.stop(workload_id, operation.stop, progress)
-                await self._disk.clean_up_in_time(self._workloads.get(workload_id))
+                await self._disk.clean_up_in_time(stopped)
             case "adopt":
                 await self._adoption.adopt(workload_id, operation.adopt, progress, command.owner)
             case "release":

@@ -244,8 +244,10 @@ class Workloads:
         workload.end_time = end_time or datetime.now(UTC)
         self.set_state(workload, state)
         workload.ended.set()
-        ended = [each for each in self._by_id.values() if each.state in ENDED]
-        forgotten = ended[: max(0, len(ended) - ENDED_LIMIT)]
+        # A workload that ran for long has begun before all others, and its end is the newest.
+        earlier = [each for each in self._by_id.values() if each.state in ENDED and each is not workload]
+        earlier.sort(key=lambda each: each.end_time or each.start_time)
+        forgotten = earlier[: max(0, len(earlier) + 1 - ENDED_LIMIT)]
         for each in forgotten:
             del self._by_id[each.workload_id]
         return forgotten

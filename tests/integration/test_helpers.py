@@ -108,6 +108,28 @@ def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
 
 
 @pytest.mark.long
+def test_a_helper_that_can_not_be_restored_keeps_no_other_asleep(local_host: LocalHost) -> None:
+    """The newest is suspended first, and has the first turn."""
+    terms = ["--helper", "suspend", "--yield-grace", "0"]
+    older, newer = (local_host.exec("--name", name, *terms, "--", *COUNTING) for name in ("older", "newer"))
+    for helper in (older, newer):
+        local_host.wait_counting(helper)
+    holders = []
+    for name in ("newer", "older"):
+        holders.append(hold(local_host))
+        local_host.wait(lambda name=name: state(local_host, name) == "SUSPENDED")  # type: ignore[misc]
+    newer.send_signal(signal.SIGSTOP)
+    holders[0].kill()
+    local_host.wait(lambda: state(local_host, "older") == "RUNNING")
+    assert state(local_host, "newer") == "SUSPENDED"
+    newer.send_signal(signal.SIGCONT)
+    holders[1].kill()
+    local_host.wait(lambda: state(local_host, "newer") == "RUNNING")
+    for helper in (older, newer):
+        local_host.wait_counting(helper)
+
+
+@pytest.mark.long
 def test_a_suspended_helper_is_woken_by_the_next_start_of_the_worker_too(restarting_host: LocalHost) -> None:
     host = restarting_host
     helper = host.exec(

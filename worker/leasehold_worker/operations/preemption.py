@@ -263,6 +263,7 @@ class Preemption:
                 logger.info("restoring the preempted workload %s", helper.name)
                 return
             logger.warning("workload %s can't be restored now: %s", helper.name, outcome.error.message)
+            self._pool.slots.note_change()  # its turn is over, and the next may get the GPUs meanwhile
             await trio.sleep(AGAIN_S)
         except Exception:
             logger.exception("workload %s can't be restored because of a defect", helper.name)

@@ -303,6 +303,36 @@ async def test_a_release_that_can_not_be_done_is_no_command(
         assert "release begins" in caplog.text
 
 
+async def test_a_standing_request_to_yield_is_told_after_each_change_and_to_each_stream(
+    local: Local, peer: Peer
+) -> None:
+    """A change to RUNNING looks like a withdrawal to its client. The grace runs on meanwhile."""
+    _, workload_id = await local.grant(peer, helper(grace=seconds(1000)))
+    workload = local.parts.workloads.get(workload_id)
+    local.claims.ask_to_yield(workload_id, 1000.0)
+    resume = ClaimRequest(resume=local_service_pb2.ClaimResume(workload_id=workload_id))
+    _, stream = local.begin(peer, resume)
+
+    async def wait_frames(*kinds: str) -> None:
+        with trio.fail_after(10):
+            while [one.WhichOneof("frame") for one in stream.responses] != [*kinds]:
+                assert len(stream.responses) <= len(kinds), stream.responses
+                await trio.sleep(0.01)
+
+    told = ["granted", "changed", "yield_request"]
+    await wait_frames(*told)
+    assert 0 < stream.responses[-1].yield_request.grace.ToSeconds() < 1000
+    for state in (SUSPENDING, RUNNING):
+        local.parts.workloads.set_state(workload, state)
+        told += ["changed", "yield_request"]
+        await wait_frames(*told)
+    local.claims.withdraw_yield(workload)
+    told += ["changed"]
+    await wait_frames(*told)
+    local.parts.workloads.set_state(workload, SUSPENDING)
+    await wait_frames(*told, "changed")
+
+
 async def test_no_lease_is_not_the_id_of_one(local: Local, peer: Peer) -> None:
     """A program without GPUs has an empty LEASEHOLD_LEASE_ID, and released the workload of another one."""
     await local.grant(peer, wanted(0))

@@ -84,6 +84,8 @@ class LocalClaims:
         """Open streams by workload."""
         self._inherited: set[str] = set()
         """Workloads of an earlier run of the worker whose grant may not have been delivered."""
+        self._yields: dict[str, float] = {}
+        """Deadlines of the standing requests to yield, on trio's clock, by workload."""
         self._suspended = False
 
     def begin(self, session: ClaimStream) -> None:
@@ -108,14 +110,20 @@ class LocalClaims:
             await self._give_back(workload)
 
     def ask_to_yield(self, workload_id: str, grace_s: float) -> None:
-        """Asks a preemptible workload with a stream to release its GPUs."""
-        session = self._sessions.get(workload_id)
-        if session is not None:
-            request = local_service_pb2.ClaimYield(grace=duration(grace_s))
+        """Asks a preemptible workload with a stream, or with one that it resumes, to release its GPUs."""
+        self._yields[workload_id] = trio.current_time() + grace_s
+        if session := self._sessions.get(workload_id):
+            self._tell_yield(session, workload_id)
+
+    def _tell_yield(self, session: ClaimStream, workload_id: str) -> None:
+        """Tells a request to yield that still stands."""
+        if (deadline := self._yields.get(workload_id)) is not None:
+            request = local_service_pb2.ClaimYield(grace=duration(max(0.0, deadline - trio.current_time())))
             session.tell(ClaimResponse(yield_request=request))
 
     def withdraw_yield(self, workload: Workload) -> None:
         """Tells a workload with a stream that it keeps its GPUs for now. Its state is no news otherwise."""
+        self._yields.pop(workload.workload_id, None)
         session = self._sessions.get(workload.workload_id)
         if session is not None and workload.state == RUNNING:
             session.tell(ClaimResponse(changed=_changed(workload)))
@@ -246,6 +254,7 @@ class LocalClaims:
             now = (workload.state, workload.lease)
             if now != told:
                 session.tell(ClaimResponse(changed=_changed(workload)))
+                self._tell_yield(session, workload.workload_id)  # the change looked like a withdrawal
                 told = now
             await self._workloads.wait_changed()
         why = f"the workload is {state_text(workload.state)}"

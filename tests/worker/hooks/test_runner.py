@@ -1,5 +1,7 @@
 """The order of hooks, their failures, and what is undone; commands and signals."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -292,6 +294,35 @@ async def test_a_command_that_times_out_is_killed_with_its_children(tmp_path: Pa
         await runner.down(context([command("a", "sh", "-c", script, timeout_s=3)], tmp_path))
     with trio.fail_after(10):
         await wait_ended(left_child(tmp_path))
+
+
+async def test_a_command_of_root_that_times_out_fails_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker without root can't kill what sudo has started."""
+    kill = os.killpg
+
+    def refuse(group: int, number: int) -> None:
+        kill(group, number)  # the test leaves nothing behind
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("leasehold_worker.hooks.command_hook.os.killpg", refuse)
+    with pytest.raises(OperationError, match="timed out after 1 s") as error:
+        await runner.down(context([command("a", "sleep", "1000", timeout_s=1)], tmp_path))
+    assert error.value.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
+    assert "runs as another user, and goes on" in caplog.text
+
+
+async def test_a_command_without_a_thread_of_the_worker_fails_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*arguments: object, **options: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("leasehold_worker.hooks.command_hook.trio.lowlevel.open_process", refuse)
+    with pytest.raises(OperationError, match="true could not be started: can't start new thread"):
+        await runner.down(context([command("a", "true")], tmp_path))
 
 
 async def test_a_child_in_the_background_does_not_hold_up_a_command(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command hook: a program that the worker runs, in a process group of its own."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from leasehold_worker.host.limit_files import login_limits
 from leasehold_worker.programs.child_input import child_input, environment_entries
 from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.interpreter import module_command
+
+logger = logging.getLogger(__name__)
 
 SHOWN_OUTPUT_BYTES: Final = 2048
 """Reported bytes of a failed program's output, from its end, where errors usually are."""
@@ -48,25 +51,24 @@ async def run(turn: Turn) -> None:
     user = context.account.ids if context.account is not None else ""
     limits = await login_limits(context.account)
     errors, write_end = os.pipe()
-    try:
-        with child_input(environment_entries(_environment(context.environment, values))) as environment:
-            settings = (limits.encoded, user, str(context.working_directory), str(environment))
-            process = await trio.lowlevel.open_process(
-                [*module_command(hook_child.__name__), str(write_end), *settings, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=STARTED_WITH,
-                pass_fds=(write_end, environment),
-            )
-    except (OSError, ValueError) as error:
-        os.close(errors)
-        raise _not_started(arguments[0], error_text(error)) from error
-    finally:
-        os.close(write_end)
     tail = bytearray()
     with os.fdopen(errors, "rb") as refusal:
+        try:
+            with child_input(environment_entries(_environment(context.environment, values))) as environment:
+                settings = (limits.encoded, user, str(context.working_directory), str(environment))
+                process = await trio.lowlevel.open_process(
+                    [*module_command(hook_child.__name__), str(write_end), *settings, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    umask=STARTED_WITH,
+                    pass_fds=(write_end, environment),
+                )
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: trio has no thread
+            raise _not_started(arguments[0], error_text(error)) from error
+        finally:
+            os.close(write_end)
         try:
             await _finish(process, tail, turn)
         finally:
@@ -108,8 +110,12 @@ async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:
 async def _end(process: trio.Process) -> None:
     """Kills the group unless the program has ended."""
     if process.returncode is None:
-        with suppress(ProcessLookupError):
+        try:
             os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:  # such as sudo, whose processes are root's
+            logger.warning("process %d of a hook runs as another user, and goes on", process.pid)
         with trio.move_on_after(END_DEADLINE_S, shield=True):
             await process.wait()
     if process.stdout is not None:

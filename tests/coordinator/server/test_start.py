@@ -14,6 +14,7 @@ from leasehold.v1.fleet_service_pb2 import WatchFleetRequest
 from leasehold.worker.v1 import session_pb2
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.config import load_config
+from leasehold_coordinator.storage.database import file_of_database
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
@@ -79,6 +80,32 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
 def test_a_database_that_nobody_can_open(url: str) -> None:
     with pytest.raises(StartError, match="can't be used"):
         Store.open(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+nodriver", "mysqlx"])
+def test_the_password_of_a_database_is_not_told(scheme: str) -> None:
+    line = refused("--database", f"{scheme}://leasehold:hunter2@db.invalid:5432/store?sslpassword=hunter2")
+    assert f"the database {scheme}://leasehold:***@db.invalid:5432/store can't be used" in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "@db.invalid:54x2/store",
+        "@[::1/store",
+        "@2@db.invalid/store",
+        "@2:3@db.invalid/store",
+        "@d/2@db/store",
+    ],
+)
+def test_a_malformed_url_of_a_database_is_one_line_without_it(rest: str) -> None:
+    url = f"postgresql://leasehold:hunter{rest}"
+    line = refused("--database", url)
+    assert "the URL of the database is malformed" in line
+    assert not any(part in line for part in ("hunter", "2@", "54x2", "leasehold:"))
+    with pytest.raises(StartError, match="the URL of the database is malformed"):
+        file_of_database(url)
 
 
 def test_a_host_that_nobody_knows_is_one_line(tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         if value == "":
             raise StartError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
     config = msgspec.structs.replace(config, **given)
+    if not config.state_dir:  # it would be the present directory
+        raise StartError("state_dir is empty: give a path, or leave it out")
     for address in (
         config.listen,
         config.worker_listen,

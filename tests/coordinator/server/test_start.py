@@ -76,6 +76,14 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert (config.listen, config.load_interval_s, config.log_level) == ("127.0.0.1:2", 2.5, "info")
 
 
+def test_an_empty_state_directory_is_not_the_present_directory(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text('state_dir = ""\n')
+    with pytest.raises(StartError, match="state_dir is empty: give a path, or leave it out"):
+        load_config(file)
+    assert load_config(file, state_dir="/srv/leasehold").state_dir == "/srv/leasehold"
+
+
 @pytest.mark.parametrize("url", ["mysqlx://nowhere", "postgresql+nodriver://nowhere", "sqlite://no/host"])
 def test_a_database_that_nobody_can_open(url: str) -> None:
     with pytest.raises(StartError, match="can't be used"):

@@ -1,5 +1,6 @@
 """How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
 
+import json
 import re
 import resource
 import signal
@@ -74,6 +75,38 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     file.write_text('listen = "127.0.0.1:1"\nload_interval_s = 2.5\n')
     config = load_config(file, listen="127.0.0.1:2", database=None)
     assert (config.listen, config.load_interval_s, config.log_level) == ("127.0.0.1:2", 2.5, "info")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bücher.example", "head:7400", "10.0.0.5:7400", "[::1]", "fe80::1%eth0", "*.example.com", ""),
+        *("head.example.", "a..b", "-head", "10.0.0.256", "two words", "head\n", "a" * 64, "https://head"),
+    ],
+)
+def test_a_server_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text(f'server_names = ["head.example", {json.dumps(name)}]\n')
+    with pytest.raises(StartError) as error:
+        load_config(file)
+    assert f"server_names has {name!r}, which is not a DNS name or an IP address: write it" in str(
+        error.value
+    )
+
+
+def test_names_and_addresses_are_server_names(tmp_path: Path) -> None:
+    names = [
+        "head",
+        "Head-1.example.com",
+        "gpu_head",
+        "1.example",
+        "xn--bcher-kva.example",
+        "10.0.0.5",
+        "::1",
+    ]
+    file = tmp_path / "coordinator.toml"
+    file.write_text(f"server_names = {json.dumps(names)}\n")
+    assert load_config(file).server_names == names
 
 
 def test_an_empty_state_directory_is_not_the_present_directory(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, final
+from typing import final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -20,11 +20,13 @@ from leasehold_coordinator.access.authority import (
     CERTIFICATE_FILE,
     DEFAULT_RULES,
     KEY_FILE,
+    NEXT_KEY_FILE,
     Authority,
     IssueRules,
     ServerCertificate,
     create_authority,
     load_key,
+    no_authority,
     open_authority,
     serial_text,
 )
@@ -33,9 +35,6 @@ from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.access.private_files import read_file, replace_file
 
 logger = logging.getLogger(__name__)
-
-NEXT_KEY_FILE: Final = "ca-next.key"
-"""The key of the second CA, until the first is retired."""
 
 
 @final
@@ -145,6 +144,8 @@ class Authorities:
 def open_authorities(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Authorities:
     """Reads the CAs, or creates the first. Finishes a change that a crash has interrupted.
 
+    An expired first CA beside a valid second one is retired: an operator has forgotten to do so.
+
     Args:
         directory: The state directory.
         rules: How the CAs issue certificates.
@@ -158,20 +159,35 @@ def open_authorities(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Auth
         return Authorities(directory, (open_authority(directory, rules),))
     next_key = load_key(next_path)
     certificates: list[x509.Certificate] = []
-    with suppress(ValueError):  # open_authority has the message
+    try:
         certificates = x509.load_pem_x509_certificates(read_file(path, is_secret=False))
+    except FileNotFoundError as error:
+        raise no_authority(next_path, ValueError(f"{CERTIFICATE_FILE} is missing")) from error
+    except ValueError:  # open_authority has the message
+        pass
+    now = datetime.datetime.now(datetime.UTC)
+    has_second = len(certificates) > 1 and certificates[1].public_key() == next_key.public_key()
+    is_second_valid = has_second and (
+        certificates[1].not_valid_before_utc <= now < certificates[1].not_valid_after_utc
+    )
+    if is_second_valid and certificates[0].not_valid_after_utc < now:
+        logger.warning(
+            "the certificate authority %s has expired and is retired: %s remains",
+            serial_text(certificates[0]),
+            serial_text(certificates[1]),
+        )
+        replace_file(path, certificates[1].public_bytes(Encoding.PEM), mode=0o644)
+        del certificates[0]
     if certificates and certificates[0].public_key() == next_key.public_key():  # the first was being retired
         next_path.replace(directory / KEY_FILE)
         return Authorities(directory, (open_authority(directory, rules),))
     first = open_authority(directory, rules)
-    if len(certificates) < 2 or certificates[1].public_key() != next_key.public_key():
+    if not has_second:
         next_path.unlink()  # a rotation was interrupted, or undone
         return Authorities(directory, (first,))
-    second = Authority(certificates[1], next_key, rules)
-    now = datetime.datetime.now(datetime.UTC)
-    if not certificates[1].not_valid_before_utc <= now < certificates[1].not_valid_after_utc:
+    if not is_second_valid:
         logger.error(
             "the certificate authority %s is not valid now, and not used", serial_text(certificates[1])
         )
         return Authorities(directory, (first,))
-    return Authorities(directory, (first, second))
+    return Authorities(directory, (first, Authority(certificates[1], next_key, rules)))

@@ -19,6 +19,8 @@ from leasehold_coordinator.errors import StartError
 
 CERTIFICATE_FILE: Final = "ca.pem"
 KEY_FILE: Final = "ca.key"
+NEXT_KEY_FILE: Final = "ca-next.key"
+"""The key of the second CA, until the first is retired."""
 
 CLOCK_DIFFERENCE: Final = datetime.timedelta(minutes=5)
 """How much a peer's clock may be behind. Certificates are valid from this time before their issue."""
@@ -184,7 +186,7 @@ def open_authority(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Author
         if certificate.not_valid_before_utc > datetime.datetime.now(datetime.UTC):
             raise ValueError(f"{CERTIFICATE_FILE} is not valid yet, by this host's clock")
     except ValueError as error:
-        raise _no_authority(key_path, error) from error
+        raise no_authority(key_path, error) from error
     return Authority(certificate, key, rules)
 
 
@@ -212,14 +214,21 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError("not a key of an elliptic curve")  # noqa: TRY004 - as for a file without a key
     except ValueError as error:
-        raise _no_authority(path, error) from error
+        raise no_authority(path, error) from error
     return key
 
 
-def _no_authority(key_path: Path, error: ValueError) -> StartError:
+def no_authority(key_path: Path, error: ValueError) -> StartError:
+    """The error for files of a CA that can't be used.
+
+    A remaining ``ca-next.key`` would stop the next start too, so the advice names that file where it exists.
+    """
+    directory = key_path.parent
+    is_rotating = (directory / NEXT_KEY_FILE).exists()
+    files = f"{KEY_FILE}, {CERTIFICATE_FILE} and {NEXT_KEY_FILE}" if is_rotating else "both"
     return StartError(
-        f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): delete both, and new "
-        "ones are made"
+        f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): restore them from a "
+        f"backup, or delete {files}, and new ones are made, for which workers and users must enrol again"
     )
 
 

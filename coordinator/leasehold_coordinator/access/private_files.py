@@ -28,9 +28,14 @@ def open_directory(directory: Path) -> None:
     """Creates a missing state directory, and removes the permissions of other users from an existing one.
 
     Raises:
-        StartError: Another user could replace files in it.
+        StartError: Another user could replace files in it. It is the root directory.
         OSError: It can't be created.
     """
+    if os.path.realpath(directory) == "/":  # no other user could use the host any more
+        raise StartError(
+            f"the state directory {directory} is the root directory: choose another directory with "
+            "--state-dir"
+        )
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     require_ours(directory, "--state-dir")
     found = directory.stat()

@@ -299,6 +299,8 @@ class SessionService(SessionServiceServicer):
                 raise
         await session.flush(FLUSH_TIMEOUT_S)
         self._forget(session)
+        if session.left and session.known is not None:
+            await finish(self._fleet.save_departure(session.known))
         await session.flush()
 
     async def _read(self, session: Session, context: Context) -> None:

@@ -33,7 +33,7 @@ class KnownWorker:
         session_id: The live session. None: no session.
         is_encrypted: The live session has TLS.
         reported: The worker has reported since the coordinator started.
-        left: The worker said goodbye.
+        left: The worker said goodbye, in this or an earlier run of the coordinator, and has no session since.
         last_seen: When the last frame came.
         last_seen_ns: When the last frame came, in nanoseconds of the Unix epoch. None: no frame has come.
         load_sequence: The sequence number of the last load.

@@ -73,9 +73,9 @@ class Registry:
         """Time between two loads of a worker, for the present number of workers."""
         return max(self._least_interval_s, len(self._workers) / LOADS_PER_S)
 
-    def add_stored(self, hello: Hello, epoch: int) -> None:
+    def add_stored(self, hello: Hello, epoch: int, *, left: bool = False) -> None:
         """Adds a worker from the store, which has not reported yet."""
-        self.add(KnownWorker(hello, epoch))
+        self.add(KnownWorker(hello, epoch, left=left))
 
     def _drop(self, hello: Hello) -> None:
         """Removes a worker's hello from the indexes."""
@@ -348,11 +348,11 @@ class Registry:
 
     def state(self, known: KnownWorker, now: float) -> WorkerState.ValueType:
         """The state of a worker's contact at the time ``now``."""
+        if known.left:
+            return worker_pb2.WORKER_STATE_DISCONNECTED
         if not known.reported:
             confirming = now - self._started < CONFIRM_WITHIN_S
             return worker_pb2.WORKER_STATE_UNCONFIRMED if confirming else worker_pb2.WORKER_STATE_LOST
-        if known.left:
-            return worker_pb2.WORKER_STATE_DISCONNECTED
         silent_s = now - known.last_seen
         if silent_s > max(LOST_INTERVALS * known.load_interval_s, LOST_MIN_S):
             return worker_pb2.WORKER_STATE_LOST

@@ -109,7 +109,7 @@ class Fleet:
     async def load(self) -> None:
         """Loads from the store what has not ended, the workers, join tokens and bindings."""
         for stored in await self.store.workers():
-            self.registry.add_stored(stored.hello, stored.epoch)
+            self.registry.add_stored(stored.hello, stored.epoch, left=stored.has_left)
         for workload in await self.store.live_workloads():
             self.workloads[workload.workload_id] = workload
         self.ledger.load(await self.store.open_commands())
@@ -164,7 +164,7 @@ class Fleet:
         lost, self._unstored = self._unstored | {known.hello.worker_id for known in robbed}, set()
         found = map(self.registry.get, lost - {hello.worker_id})
         others = [known for known in found if known is not None]
-        rows: list[Change] = [worker_row(known.epoch, known.hello) for known in others]
+        rows: list[Change] = [worker_row(known.epoch, known.hello, has_left=known.left) for known in others]
         if binding is not None:
             rows += [binding_row(binding), *binding_rows(binding, address)]
         try:
@@ -176,6 +176,18 @@ class Fleet:
         for known in others:
             if self.registry.get(known.hello.worker_id) is known:
                 self.worker_news.publish(known)
+
+    async def save_departure(self, known: KnownWorker) -> None:
+        """Stores that a worker has left, unless it has a newer session.
+
+        A write failure is logged only: the worker is then UNCONFIRMED, and later LOST, after the next start.
+        """
+        if self.registry.get(known.hello.worker_id) is not known or not known.left:
+            return
+        try:
+            await self.store.write(worker_row(known.epoch, known.hello, has_left=True))
+        except FleetError as error:
+            logger.warning("the goodbye of worker %s is not stored: %s", known.hello.name, error.message)
 
     async def apply_workload(self, reported: Workload, session: Session) -> None:
         """Applies a worker's report of one of its workloads, if the report is newer than the record.

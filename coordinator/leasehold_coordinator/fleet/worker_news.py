@@ -150,7 +150,8 @@ class WorkerNews:
                 self._note_state(worker_id, state)
                 if state in SILENT:
                     registry.note_silence(known)
-                self._events.worker(known, state)
+                if known.reported or not known.left:  # the event of an earlier run's goodbye is stored
+                    self._events.worker(known, state)
                 response = WatchFleetResponse(worker=self._reader.worker(known))
                 self._reader.fleet_hub.publish(worker_id, response)
 

@@ -27,6 +27,10 @@ DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
 JOIN_PORT: Final = 7402
 TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
+DNS_NAME: Final = re.compile(
+    r"(?=.{1,253}$)([\w]([\w-]{0,61}[\w])?\.)*(?!\d+$)[\w]([\w-]{0,61}[\w])?", re.ASCII
+)
+"""A DNS name without a final dot. Container engines permit underscores. Its last label is not a number."""
 LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -215,6 +219,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         if value == "":
             raise StartError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
     config = msgspec.structs.replace(config, **given)
+    if not config.state_dir:  # it would be the present directory
+        raise StartError("state_dir is empty: give a path, or leave it out")
     for address in (
         config.listen,
         config.worker_listen,
@@ -241,9 +247,23 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
             )
     if config.audit_file and not Path(config.audit_file).is_absolute():
         raise StartError(f"audit_file {config.audit_file!r} is not absolute: write it from / on")
+    for name in config.server_names:
+        if not DNS_NAME.fullmatch(name) and not _is_address(name):
+            raise StartError(
+                f"server_names has {name[:300]!r}, which is not a DNS name or an IP address: write it "
+                "without port, brackets or '*', and a name with other letters than ASCII as xn--…"
+            )
     _check_certificates(config)
     _check_oidc(config)
     return config
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # certificates have no zones
 
 
 def _check_oidc(config: CoordinatorConfig) -> None:

@@ -80,6 +80,7 @@ class OwnPki:
     def __init__(self, files: PkiFiles) -> None:
         self._files = files
         self._seen = self._found()
+        self._error = ""
         self._warned = datetime.datetime.min.replace(tzinfo=datetime.UTC)
         try:
             self.content = read_pki(files)
@@ -93,20 +94,27 @@ class OwnPki:
             await asyncio.to_thread(self.poll)
 
     def poll(self) -> None:
-        """Reads the files if they have changed. Blocks. Invalid contents are reported and ignored."""
+        """Reads the files if they differ from the contents in use. Blocks.
+
+        Invalid contents are ignored, and read again by each call: a change of permissions, or the time from
+        which a certificate is valid, changes no modification time. An unchanged error is reported once.
+        """
         left = self.content.expire_time - PRESENT()
         if left < LATE_WARNING and PRESENT() - self._warned > DAY:
             self._warned = PRESENT()
             logger.warning("%s expires at %s: replace it", self._files.certificate, self.content.expire_time)
         found = self._found()
         if found == self._seen:
+            self._error = ""
             return
-        self._seen = found
         try:
             self.content = read_pki(self._files)
         except (OSError, ValueError) as error:
-            logger.error("the changed TLS files are ignored, and the previous ones stay: %s", error)
+            if str(error) != self._error:
+                logger.error("the changed TLS files are ignored, and the previous ones stay: %s", error)
+            self._error = str(error)
         else:
+            self._seen, self._error = found, ""
             logger.info(
                 "read the changed TLS files; the new certificate expires at %s", self.content.expire_time
             )

@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 import sqlalchemy as sa
 
+from leasehold_coordinator.storage.database_url import database_url
 from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, IN_USE, StoreFile, open_file, unusable
 from leasehold_coordinator.storage.tables import make_tables
 
@@ -50,7 +51,7 @@ class Database:
         """
         with ExitStack() as undone:
             try:
-                url = _url(database)
+                url = database_url(database)
                 path = _file_of(url)
                 in_memory = path is None and url.get_backend_name() == "sqlite"
                 bounds = {} if in_memory else {"pool_size": READERS + 1, "max_overflow": 0}
@@ -134,18 +135,9 @@ def file_of_database(database: str) -> Path | None:
         database: Path of a SQLite file, or a URL of SQLAlchemy.
 
     Raises:
-        StartError: The URL is not valid.
+        StartError: The URL is malformed.
     """
-    try:
-        return _file_of(_url(database))
-    except sa.exc.SQLAlchemyError as error:
-        raise unusable(database, str(error)) from error
-
-
-def _url(database: str) -> sa.URL:
-    if "://" in database:
-        return sa.make_url(database)
-    return sa.URL.create("sqlite", database=str(Path(database).expanduser()))
+    return _file_of(database_url(database))
 
 
 def _file_of(url: sa.URL) -> Path | None:

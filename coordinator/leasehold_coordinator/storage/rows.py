@@ -24,10 +24,17 @@ from leasehold_coordinator.timestamps import unix_ns
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """A stored worker: its epoch and its last hello, without leases and workloads."""
+    """A stored worker: its epoch and its last hello, without leases and workloads.
+
+    Attributes:
+        epoch: The epoch.
+        hello: The hello.
+        has_left: The worker said goodbye at the end of its last session.
+    """
 
     epoch: int
     hello: Hello
+    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +106,13 @@ class OldAudit:
 Change: TypeAlias = Row | OldRows | CommandsOf | Gone | AuditRow | OldAudit
 
 
-def worker_row(epoch: int, hello: Hello) -> Row:
+def worker_row(epoch: int, hello: Hello, *, has_left: bool = False) -> Row:
     """A worker's row."""
     record = description(hello).SerializeToString()
-    return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
+    return Row(
+        schema.workers,
+        {"worker_id": hello.worker_id, "epoch": epoch, "hello": record, "has_left": has_left},
+    )
 
 
 def clock_row(highest_time_ns: int) -> Row:

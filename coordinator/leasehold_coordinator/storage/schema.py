@@ -27,7 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0018"
+NEWEST: Final = "0019"
 """The newest migration. It makes the tables below."""
 
 LARGE_RECORD: Final = "length(record) >= 4096"
@@ -47,9 +47,13 @@ workers: Final = Table(
     Column("worker_id", String, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("hello", LargeBinary, nullable=False),
+    Column("has_left", Boolean),
     Column("digest", LargeBinary),
 )
-"""Every worker that ever connected, with its last hello (without leases and workloads)."""
+"""Every worker that ever connected, with its last hello (without leases and workloads).
+
+``has_left``: its last session ended with its goodbye. Absent, in a row of an older release: unknown.
+"""
 
 workloads: Final = Table(
     "workloads",

@@ -150,7 +150,10 @@ class Store:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         rows = await self._readers.select(sa.select(schema.workers), deadline_s=None)
-        return [StoredWorker(row.epoch, self._decoder.decode(Hello, schema.workers, row)) for row in rows]
+        return [
+            StoredWorker(row.epoch, self._decoder.decode(Hello, schema.workers, row), bool(row.has_left))
+            for row in rows
+        ]
 
     async def role_bindings(self) -> list[RoleBinding]:
         """Every role binding.

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.storage.commit_seal import CommitSeal
+from leasehold_coordinator.storage.database_url import shown_database
 from leasehold_coordinator.storage.schema import commits, put_rows
 
 logger = logging.getLogger(__name__)
@@ -247,5 +248,6 @@ def _check_file(path: Path, found: os.stat_result) -> None:
 
 
 def unusable(database: str | Path, why: str | None) -> StartError:
-    """The error for a database with which the coordinator can't start."""
-    return StartError(f"the database {database} can't be used: {why}; choose another with --database")
+    """The error for a database with which the coordinator can't start. The text has no password of a URL."""
+    shown = shown_database(database) if isinstance(database, str) else database
+    return StartError(f"the database {shown} can't be used: {why}; choose another with --database")

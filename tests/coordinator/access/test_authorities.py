@@ -1,12 +1,21 @@
 """The CAs of a state directory during a rotation, also one that a crash interrupts."""
 
+import datetime
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from leasehold_coordinator.access.authorities import NEXT_KEY_FILE, Authorities, open_authorities
-from leasehold_coordinator.access.authority import CERTIFICATE_FILE, KEY_FILE
+from leasehold_coordinator.access.authorities import Authorities, open_authorities
+from leasehold_coordinator.access.authority import (
+    CERTIFICATE_FILE,
+    DEFAULT_RULES,
+    KEY_FILE,
+    NEXT_KEY_FILE,
+    Authority,
+    create_authority,
+)
 from leasehold_coordinator.errors import StartError
 
 
@@ -72,3 +81,36 @@ def test_a_second_key_that_others_could_read_is_refused(tmp_path: Path, authorit
     (tmp_path / NEXT_KEY_FILE).chmod(0o644)
     with pytest.raises(StartError, match="not a file of yours with mode 0600"):
         open_authorities(tmp_path)
+
+
+def rotated(folder: Path, *, is_second_expired: bool = False) -> tuple[Authority, Authority]:
+    """A CA that has expired, and a second one that a rotation has added."""
+    expired_rules = DEFAULT_RULES._replace(authority_life=datetime.timedelta(minutes=-1))
+    first = create_authority(folder / KEY_FILE, expired_rules)
+    second_rules = expired_rules if is_second_expired else DEFAULT_RULES
+    second = Authorities(folder, (replace(first, rules=second_rules),)).add()
+    return first, second
+
+
+def test_an_expired_first_authority_is_retired_at_a_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = rotated(tmp_path)
+    second_key = (tmp_path / NEXT_KEY_FILE).read_bytes()
+    assert on_disk(tmp_path) == [second.serial]
+    assert {path.name for path in tmp_path.iterdir()} == {CERTIFICATE_FILE, KEY_FILE}
+    assert (tmp_path / CERTIFICATE_FILE).read_bytes() == second.pem
+    assert (tmp_path / KEY_FILE).read_bytes() == second_key
+    assert f"{first.serial} has expired and is retired: {second.serial} remains" in caplog.text
+
+
+def test_the_advice_for_two_expired_authorities_names_all_files(tmp_path: Path) -> None:
+    rotated(tmp_path, is_second_expired=True)
+    with pytest.raises(StartError, match=r"expired.* delete ca\.key, ca\.pem and ca-next\.key, and new ones"):
+        open_authorities(tmp_path)
+    for name in (KEY_FILE, CERTIFICATE_FILE):
+        (tmp_path / name).unlink()
+    with pytest.raises(StartError, match=r"ca\.pem is missing.* delete ca\.key, ca\.pem and ca-next\.key"):
+        open_authorities(tmp_path)
+    (tmp_path / NEXT_KEY_FILE).unlink()
+    assert len(on_disk(tmp_path)) == 1

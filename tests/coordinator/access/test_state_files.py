@@ -118,6 +118,16 @@ def test_a_directory_below_one_of_another_user_is_refused(tmp_path: Path) -> Non
         open_state(tmp_path / "theirs/state")
 
 
+@pytest.mark.parametrize("root", ["/", "//", "/proc/.."])
+def test_the_root_directory_is_refused_before_any_change(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the root directory would be changed")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StartError, match="is the root directory: choose another directory with --state-dir"):
+        open_state(Path(root))
+
+
 @pytest.mark.parametrize("name", ["ca.pem", "ca.key"])
 def test_a_damaged_authority_is_refused(state: Path, name: str) -> None:
     (state / name).write_bytes(b"-----BEGIN NOTHING-----\n")

@@ -171,6 +171,25 @@ def test_only_a_goodbye_proves_a_clean_leave(coordinator: CoordinatorProcess, wo
     wait_state(coordinator, worker_pb2.WORKER_STATE_DISCONNECTED)
 
 
+def test_a_goodbye_survives_restarts_until_the_worker_connects(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    worker.up.put(ConnectRequest(goodbye=Goodbye(reason=session_pb2.GOODBYE_REASON_SHUTDOWN)))
+    worker.wait_end()
+    for _ in range(2):
+        coordinator.restart()
+        assert state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED
+    thief = make_hello("beta", gpu_count=0, gpus=make_hello().gpus[:1])
+    coordinator.connect(thief).welcome()  # alpha's row is stored again, without that GPU
+    coordinator.restart()
+    assert state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED
+    back = make_hello()
+    del back.gpus[0], back.gpu_leases[0]
+    assert coordinator.connect(back).welcome().epoch == 2
+    coordinator.restart()
+    assert state(coordinator) == worker_pb2.WORKER_STATE_UNCONFIRMED
+
+
 def test_a_stop_says_goodbye_to_the_workers(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     assert coordinator.end(signal.SIGTERM) == 0
     assert worker.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_SHUTDOWN

@@ -87,6 +87,17 @@ def test_a_worker_that_said_goodbye_is_disconnected() -> None:
     assert registry.state(known, 1) == worker_pb2.WORKER_STATE_DISCONNECTED
 
 
+def test_after_a_start_a_worker_that_said_goodbye_is_disconnected_until_it_connects() -> None:
+    registry = Registry(INTERVAL_S, started=100)
+    registry.add_stored(hello(), epoch=7, left=True)
+    (known,) = registry.all()
+    for now in (101, 159, 161):
+        assert registry.state(known, now) == worker_pb2.WORKER_STATE_DISCONNECTED
+    assert list(gpu_views(known)) == []
+    back = welcome(registry, hello())
+    assert registry.state(back, 0) == worker_pb2.WORKER_STATE_CONNECTED
+
+
 def test_after_a_start_a_worker_is_unconfirmed_and_its_gpus_are_not_none() -> None:
     registry = Registry(INTERVAL_S, started=100)
     registry.add_stored(hello(), epoch=7)

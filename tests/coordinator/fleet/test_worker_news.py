@@ -127,3 +127,22 @@ def test_workloads_whose_contact_changed_are_published_some_in_each_tick(
             assert [*published(), *published()] == [("w-0", True), ("w-1", True), ("w-3", True)]
 
     on_bench(tmp_path, scenario)
+
+
+def test_a_start_repeats_no_event_of_an_earlier_goodbye(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fleet.registry.add_stored(make_hello("alpha"), 1, left=True)
+        bench.fleet.worker_news.publish_silent_workers()
+        await bench.fleet.events.flush()
+        assert not await all_events(bench.store)
+        back = bench.fleet.registry.welcome(
+            make_hello("alpha"), 2, SessionId("s-2"), time.monotonic(), time.time_ns()
+        )
+        bench.fleet.worker_news.publish(back)
+        back.left = True
+        bench.fleet.worker_news.publish(back)
+        await bench.fleet.events.flush()
+        kinds = [event.kind for event in await all_events(bench.store)]
+        assert sorted(kinds) == [event_pb2.EVENT_KIND_WORKER_CONNECTED, event_pb2.EVENT_KIND_WORKER_LEFT]
+
+    on_bench(tmp_path, scenario)

@@ -23,6 +23,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import DEFAULT_RULES, Authority, open_authority
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server import own_pki
 from leasehold_coordinator.server.http_tls import PkiTls
 from leasehold_coordinator.server.own_pki import OwnPki, PkiFiles
 from leasehold_coordinator.storage.rows import binding_row
@@ -241,6 +242,32 @@ def test_a_key_that_openssl_refuses_leaves_the_previous_files_in_use(
     pki.replace(pki.authority)
     files.poll()
     assert files.content is not first
+
+
+def test_a_chmod_or_time_makes_refused_files_usable(
+    pki: Pki, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OwnPki(pki.files)
+    first = files.content
+    pki.replace(pki.authority)
+    pki.files.key.chmod(0o604)
+    for _ in range(3):
+        files.poll()
+    assert files.content is first
+    assert caplog.text.count("give it the mode 0600") == 1
+    pki.files.key.chmod(0o600)
+    files.poll()
+    second = files.content
+    assert second is not first
+    early = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    pki.replace(pki.authority)
+    with monkeypatch.context() as patch:
+        patch.setattr(own_pki, "PRESENT", lambda: early)
+        files.poll()
+        assert files.content is second
+    assert "is not valid now" in caplog.text
+    files.poll()
+    assert files.content is not second
 
 
 def test_text_between_certificates_may_be_of_any_encoding(pki: Pki) -> None:

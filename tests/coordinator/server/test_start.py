@@ -1,5 +1,6 @@
 """How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
 
+import json
 import re
 import resource
 import signal
@@ -14,6 +15,7 @@ from leasehold.v1.fleet_service_pb2 import WatchFleetRequest
 from leasehold.worker.v1 import session_pb2
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.config import load_config
+from leasehold_coordinator.storage.database import file_of_database
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
@@ -75,10 +77,76 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert (config.listen, config.load_interval_s, config.log_level) == ("127.0.0.1:2", 2.5, "info")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bücher.example", "head:7400", "10.0.0.5:7400", "[::1]", "fe80::1%eth0", "*.example.com", ""),
+        *("head.example.", "a..b", "-head", "10.0.0.256", "two words", "head\n", "a" * 64, "https://head"),
+    ],
+)
+def test_a_server_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text(f'server_names = ["head.example", {json.dumps(name)}]\n')
+    with pytest.raises(StartError) as error:
+        load_config(file)
+    assert f"server_names has {name!r}, which is not a DNS name or an IP address: write it" in str(
+        error.value
+    )
+
+
+def test_names_and_addresses_are_server_names(tmp_path: Path) -> None:
+    names = [
+        "head",
+        "Head-1.example.com",
+        "gpu_head",
+        "1.example",
+        "xn--bcher-kva.example",
+        "10.0.0.5",
+        "::1",
+    ]
+    file = tmp_path / "coordinator.toml"
+    file.write_text(f"server_names = {json.dumps(names)}\n")
+    assert load_config(file).server_names == names
+
+
+def test_an_empty_state_directory_is_not_the_present_directory(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text('state_dir = ""\n')
+    with pytest.raises(StartError, match="state_dir is empty: give a path, or leave it out"):
+        load_config(file)
+    assert load_config(file, state_dir="/srv/leasehold").state_dir == "/srv/leasehold"
+
+
 @pytest.mark.parametrize("url", ["mysqlx://nowhere", "postgresql+nodriver://nowhere", "sqlite://no/host"])
 def test_a_database_that_nobody_can_open(url: str) -> None:
     with pytest.raises(StartError, match="can't be used"):
         Store.open(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+nodriver", "mysqlx"])
+def test_the_password_of_a_database_is_not_told(scheme: str) -> None:
+    line = refused("--database", f"{scheme}://leasehold:hunter2@db.invalid:5432/store?sslpassword=hunter2")
+    assert f"the database {scheme}://leasehold:***@db.invalid:5432/store can't be used" in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "@db.invalid:54x2/store",
+        "@[::1/store",
+        "@2@db.invalid/store",
+        "@2:3@db.invalid/store",
+        "@d/2@db/store",
+    ],
+)
+def test_a_malformed_url_of_a_database_is_one_line_without_it(rest: str) -> None:
+    url = f"postgresql://leasehold:hunter{rest}"
+    line = refused("--database", url)
+    assert "the URL of the database is malformed" in line
+    assert not any(part in line for part in ("hunter", "2@", "54x2", "leasehold:"))
+    with pytest.raises(StartError, match="the URL of the database is malformed"):
+        file_of_database(url)
 
 
 def test_a_host_that_nobody_knows_is_one_line(tmp_path: Path) -> None:

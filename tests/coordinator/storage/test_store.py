@@ -324,10 +324,11 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
     monkeypatch.setattr(row_digests, "_RENEWED_ROWS", 2)
 
     async def fill(store: Store) -> None:
-        await store.write(*map(workload_row, running))
+        await store.write(worker_row(3, Hello(worker_id="worker-1")), *map(workload_row, running))
 
     async def read(store: Store) -> None:
         assert await store.live_workloads() == running
+        assert [(one.epoch, one.has_left) for one in await store.workers()] == [(3, False)]
 
     with_store(path, fill)
     Path(f"{path}-seal").unlink()  # older than the count of commits
@@ -344,6 +345,7 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
         for table in ("workers", "workloads", "commands"):
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN digest"))
         connection.execute(sa.text("ALTER TABLE commands DROP COLUMN request_digest"))
+        connection.execute(sa.text("ALTER TABLE workers DROP COLUMN has_left"))
         connection.execute(sa.text("DROP INDEX commands_by_workload_and_time"))
         connection.execute(sa.text("CREATE INDEX ix_commands_workload_id ON commands (workload_id)"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))
@@ -395,6 +397,7 @@ def test_a_migration_that_fails_halfway_changes_neither_the_store_nor_its_copy(
         connection.executescript("DROP INDEX commands_large_by_served_s")
         connection.executescript("DROP INDEX workloads_by_name_and_time")
         connection.executescript("CREATE INDEX ix_workloads_name ON workloads (name)")
+        connection.executescript("ALTER TABLE workers DROP COLUMN has_left")
     set_tables(path, "0012")
     create_index = Operations.create_index
 

@@ -136,3 +136,13 @@ def test_an_image_directory_of_another_user_is_refused_at_the_start(tmp_path: Pa
     os.chown(path, NOBODY, NOBODY)
     with pytest.raises(StartError, match="image directory"):
         daemon._require_image_directory(path)
+
+
+@pytest.mark.parametrize("root", ["/", "//", "/proc/.."])
+def test_the_root_directory_is_refused_before_any_change(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the root directory would be changed")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StartError, match="is the root directory: choose another"):
+        open_private(Path(root), "state directory")

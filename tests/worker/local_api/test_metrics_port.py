@@ -1,5 +1,6 @@
 """The worker's port for metrics: a real worker is scraped while it suspends and restores a workload."""
 
+import os
 import socket
 import ssl
 import threading
@@ -207,6 +208,30 @@ def test_changed_files_serve_new_connections_and_unusable_ones_do_not(
     tls.poll()
     assert tls.context is second
     assert "the previous ones stay" in caplog.text
+
+
+def test_refused_files_are_read_again_without_a_later_modification(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A chmod or chown of a key changes neither size nor modification time."""
+    authority = open_authority(new_folder(tmp_path / "authority"))
+    files = MetricsTlsFiles(*(tmp_path / f"{name}.pem" for name in ("certificate", "key", "client_ca")))
+    files.client_ca.write_bytes(authority.pem)
+    server = authority.issue_server(["127.0.0.1"])
+    files.certificate.write_bytes(server.chain)
+    files.key.write_bytes(server.key)
+    tls = MetricsTls(files)
+    first = tls.context
+    files.key.write_bytes(b"\n" * len(server.key))
+    os.utime(files.key, ns=(1, 1))
+    for _ in range(3):
+        tls.poll()
+    assert tls.context is first
+    assert caplog.text.count("the previous ones stay") == 1
+    files.key.write_bytes(server.key)
+    os.utime(files.key, ns=(1, 1))
+    tls.poll()
+    assert tls.context is not first
 
 
 def new_folder(path: Path) -> Path:

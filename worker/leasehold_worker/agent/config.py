@@ -373,4 +373,6 @@ def _decode_path(wanted: type, value: object) -> Path:
     """A path of the file, which TOML stores as a string."""
     if wanted is not Path or not isinstance(value, str):
         raise TypeError(f"{value!r} is not a path: write a string")
+    if not value:  # an empty path would be the present directory
+        raise ValueError("the path is empty: give a path, or leave it out")
     return Path(value)

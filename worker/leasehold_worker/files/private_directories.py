@@ -39,9 +39,11 @@ def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
         mode: Its permissions.
 
     Raises:
-        StartError: Another user owns the directory or an entry, or can replace it.
+        StartError: Another user owns the directory or an entry, or can replace it. It is the root directory.
         OSError: The directory can't be created or read.
     """
+    if os.path.realpath(path) == "/":  # the host is unusable without the permissions of others
+        raise StartError(f"the {purpose} {path} is the root directory: choose another directory")
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     require_private(path, purpose)
     if stat.S_IMODE(path.stat().st_mode) != mode:

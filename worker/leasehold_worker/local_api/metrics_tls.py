@@ -43,6 +43,7 @@ class MetricsTls:
     def __init__(self, files: MetricsTlsFiles) -> None:
         self._files = files
         self._seen = self._found()
+        self._error = ""
         try:
             self.context = self._read()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -61,18 +62,25 @@ class MetricsTls:
                 logger.warning("the TLS files of metrics can't be read for now: %s", error)
 
     def poll(self) -> None:
-        """Reads the files if they have changed. Blocks."""
+        """Reads the files if they differ from those in use. Blocks.
+
+        Unusable files are read again by each call: a change of permissions changes no modification time. An
+        unchanged error is reported once.
+        """
         found = self._found()
         if found == self._seen:
+            self._error = ""
             return
-        self._seen = found
         try:
             self.context = self._read()
         except (OSError, ValueError) as error:
-            logger.error(
-                "the changed TLS files of metrics are ignored, and the previous ones stay: %s", error
-            )
+            if str(error) != self._error:
+                logger.error(
+                    "the changed TLS files of metrics are ignored, and the previous ones stay: %s", error
+                )
+            self._error = str(error)
         else:
+            self._seen, self._error = found, ""
             logger.info("read the changed TLS files of metrics")
 
     def _read(self) -> ssl.SSLContext:

@@ -68,7 +68,7 @@ def test_entries_are_numbered_and_chained_over_restarts(tmp_path: Path) -> None:
 def test_a_failed_write_takes_its_entry_along_and_leaves_no_gap(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         await store.write(row("user/first"))
-        bad = Row(schema.workers, {"worker_id": "w", "epoch": 2**70, "hello": b""})
+        bad = Row(schema.workers, {"worker_id": "w", "epoch": 2**70, "hello": b"", "has_left": False})
         results = await asyncio.gather(
             store.write(row("user/before")),
             store.write(bad, row("user/failed")),
@@ -191,10 +191,10 @@ def test_an_entry_that_is_hidden_from_lists_breaks_the_chain(tmp_path: Path, has
 
 def test_a_full_disk_keeps_neither_change_nor_entry(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        worker = Row(schema.workers, {"worker_id": "w", "epoch": 1, "hello": b""})
+        worker = Row(schema.workers, {"worker_id": "w", "epoch": 1, "hello": b"", "has_left": False})
         await store.write(row("user/first"))
         limit_pages(store, 1)
-        filler = Row(schema.workers, {"worker_id": "x", "epoch": 1, "hello": bytes(2**20)})
+        filler = Row(schema.workers, {"worker_id": "x", "epoch": 1, "hello": bytes(2**20), "has_left": False})
         with pytest.raises(FleetError) as error:
             await store.write(filler, row("user/filler"))
         assert error.value.metadata == {}

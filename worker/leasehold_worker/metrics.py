@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from leasehold.v1.operation_pb2 import Operation
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
 # Otherwise each counter has a further series with its start, which nothing here needs.
@@ -109,6 +110,13 @@ SESSIONS: Final = Counter(
     "Sessions that the coordinator has welcomed.",
     registry=REGISTRY,
 )
+
+# Alerts apply increase() to these series, and increase() ignores the first value of a series. So each series
+# has the value 0 before its first event.
+for _field in Operation.DESCRIPTOR.oneofs_by_name["kind"].fields:
+    OPERATION_SECONDS.labels(_field.name, "FAILED")
+for _reason in ("expired", "died"):
+    HELPER_LOSSES.labels(_reason)
 
 ProcessCollector(registry=REGISTRY)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from google.protobuf.descriptor import EnumDescriptor
+from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.worker_pb2 import WorkerState
@@ -102,6 +103,8 @@ class FleetGauges:
         if not known.reported or state in ("LOST", "DISCONNECTED"):
             return
         gpus = Counter(seen_state(lease) for lease in known.leases)
+        if known.cordon is not None and (free := gpus.pop(lease_pb2.SLOT_STATE_FREE, 0)):
+            gpus[lease_pb2.SLOT_STATE_CORDONED] += free  # as clients see these GPUs
         for slot_state, number in gpus.items():
             add("leasehold_fleet_gpus", number, name, _name(SlotState.DESCRIPTOR, slot_state, "SLOT_STATE_"))
         if (waiting := known.pending_claimers) is not None:

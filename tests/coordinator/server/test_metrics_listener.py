@@ -74,6 +74,19 @@ def test_a_scrape_tells_of_workers_and_commands(coordinator: CoordinatorProcess,
     assert seen.value("leasehold_fleet_worker_last_frame_timestamp_seconds", worker="alpha")
     assert seen.value("leasehold_coordinator_sessions_total") == 1
 
+    load.sequence = 2
+    load.cordon.reason = "fan"
+    worker.up.put(ConnectRequest(worker_load=load))
+    cordoned = wait_for(
+        address, lambda now: now.value("leasehold_fleet_gpus", worker="alpha", state="FREE") is None
+    )
+    assert cordoned.value("leasehold_fleet_gpus", worker="alpha", state="CORDONED") == 1
+    assert cordoned.value("leasehold_fleet_gpus", worker="alpha", state="LEASED") == 1
+    load.sequence = 3
+    load.ClearField("cordon")
+    worker.up.put(ConnectRequest(worker_load=load))
+    wait_for(address, lambda now: now.value("leasehold_fleet_gpus", worker="alpha", state="FREE") == 1)
+
     asked = CreateWorkloadRequest(name="one")
     asked.spec.arguments.append("true")
     coordinator.workloads.CreateWorkload(asked, timeout=TIMEOUT_S)

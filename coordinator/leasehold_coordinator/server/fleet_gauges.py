@@ -64,20 +64,21 @@ class FleetGauges:
             families[name].add_metric(labels, value)
 
         self._read_daemon(add)
-        states: Counter[str] = Counter()
         named: dict[str, KnownWorker] = {}
         for number, known in enumerate(list(self._fleet.registry)):
             if number % TURN_WORKERS == 0:
                 await asyncio.sleep(0)
-            states[self._state(known)] += 1
             name = known.hello.name
             named[name] = max(named.get(name, known), known, key=_contact)
-        for state in WORKER_STATES:
-            add("leasehold_fleet_workers", states[state], state)
+        states: Counter[str] = Counter()
         for number, (name, known) in enumerate(named.items()):
             if number % TURN_WORKERS == 0:
                 await asyncio.sleep(0)
-            self._read_worker(add, name, known)
+            state = self._state(known)
+            states[state] += 1
+            self._read_worker(add, name, known, state)
+        for state in WORKER_STATES:
+            add("leasehold_fleet_workers", states[state], state)
         return [family for family in families.values() if family.samples]
 
     def _read_daemon(self, add: "Add") -> None:
@@ -95,8 +96,7 @@ class FleetGauges:
         for certificate, expiry_s in self._expiries().items():
             add("leasehold_coordinator_certificate_expiry_timestamp_seconds", expiry_s, certificate)
 
-    def _read_worker(self, add: "Add", name: str, known: KnownWorker) -> None:
-        state = self._state(known)
+    def _read_worker(self, add: "Add", name: str, known: KnownWorker, state: str) -> None:
         add("leasehold_fleet_worker_state", 1, name, state)
         if known.last_seen_ns is not None:
             add("leasehold_fleet_worker_last_frame_timestamp_seconds", known.last_seen_ns / 1e9, name)

@@ -230,6 +230,7 @@ def test_workers_of_one_name_have_one_series(tmp_path: Path) -> None:
             families = {family.name: family for family in await FleetGauges(fleet, dict).read()}
             assert len(families["leasehold_fleet_worker_state"].samples) == 1
             assert len(families["leasehold_fleet_gpus"].samples) == 1
+            assert sum(sample.value for sample in families["leasehold_fleet_workers"].samples) == 1
         finally:
             store.close()
 

@@ -77,6 +77,9 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         "from a PKI of others.",
         ("certificate",),
     ),
+    "leasehold_coordinator_certificate_not_before_timestamp_seconds": Gauge(
+        "When the validity of the same certificate begins.", ("certificate",)
+    ),
     "leasehold_fleet_workers": Gauge("Known workers, by state.", ("state",)),
     "leasehold_fleet_worker_state": Gauge(
         "1 for the present state of a worker. Other states have no series.", ("worker", "state")

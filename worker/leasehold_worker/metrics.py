@@ -180,5 +180,8 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     "leasehold_worker_certificate_expiry_timestamp_seconds": Gauge(
         "When the worker's certificate expires. Absent: the worker has none."
     ),
+    "leasehold_worker_certificate_not_before_timestamp_seconds": Gauge(
+        "When the validity of the worker's certificate begins. Absent: the worker has none."
+    ),
 }
 """The gauges, by name. Every value that is unknown is absent, never 0."""

@@ -37,12 +37,12 @@ class FleetGauges:
 
     Args:
         fleet: The known state.
-        expiries: Times of expiry by certificate, in seconds of the Unix epoch.
+        validities: The times between which each certificate is valid, in seconds of the Unix epoch.
     """
 
-    def __init__(self, fleet: Fleet, expiries: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, fleet: Fleet, validities: Callable[[], dict[str, tuple[float, float]]]) -> None:
         self._fleet = fleet
-        self._expiries = expiries
+        self._validities = validities
         self._reading = asyncio.Lock()
         self._read_s = float("-inf")
         self._families: list[Metric] = []
@@ -93,8 +93,9 @@ class FleetGauges:
         add("leasehold_coordinator_sessions_open", len(self._fleet.sessions))
         add("leasehold_coordinator_store_writable", store.health.is_serving)
         add("leasehold_coordinator_store_writes_waiting", store.writes_waiting)
-        for certificate, expiry_s in self._expiries().items():
-            add("leasehold_coordinator_certificate_expiry_timestamp_seconds", expiry_s, certificate)
+        for certificate, (begin_s, end_s) in self._validities().items():
+            add("leasehold_coordinator_certificate_not_before_timestamp_seconds", begin_s, certificate)
+            add("leasehold_coordinator_certificate_expiry_timestamp_seconds", end_s, certificate)
 
     def _read_worker(self, add: "Add", name: str, known: KnownWorker, state: str) -> None:
         add("leasehold_fleet_worker_state", 1, name, state)

@@ -57,12 +57,14 @@ class PkiContent:
         certificate: The server's certificate with its intermediate certificates.
         key: The server's private key.
         client_ca: The certificates of the authorities of clients and workers.
+        begin_time: When the validity of the server's certificate begins.
         expire_time: When the server's certificate expires.
     """
 
     certificate: bytes
     key: bytes
     client_ca: bytes
+    begin_time: datetime.datetime
     expire_time: datetime.datetime
 
 
@@ -195,7 +197,7 @@ def read_pki(files: PkiFiles) -> PkiContent:
             f"{files.certificate} or {files.client_ca} can't be used for TLS ({error}): give certificates "
             "with keys that OpenSSL accepts, such as P-256 or RSA of 2,048 bits"
         ) from error
-    return PkiContent(certificate, key_pem, client_ca, first.not_valid_after_utc)
+    return PkiContent(certificate, key_pem, client_ca, first.not_valid_before_utc, first.not_valid_after_utc)
 
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:

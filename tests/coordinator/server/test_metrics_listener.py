@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from leasehold.v1 import lease_pb2
 from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
@@ -59,7 +60,13 @@ def test_a_scrape_tells_of_workers_and_commands(coordinator: CoordinatorProcess,
     assert first.value("leasehold_fleet_workers") == 0
     assert first.value("leasehold_fleet_gpus") is None
     assert first.value("leasehold_coordinator_store_writable") == 1
-    assert first.value("leasehold_coordinator_certificate_expiry_timestamp_seconds", certificate="authority")
+    authority = x509.load_pem_x509_certificate((credentials_directory() / "ca.pem").read_bytes())
+    for bound, time_of_bound in (
+        ("not_before", authority.not_valid_before_utc),
+        ("expiry", authority.not_valid_after_utc),
+    ):
+        name = f"leasehold_coordinator_certificate_{bound}_timestamp_seconds"
+        assert first.value(name, certificate="authority") == time_of_bound.timestamp()
 
     worker = coordinator.connect()
     worker.welcome()

@@ -151,8 +151,9 @@ class WorkerGauges:
         yield "leasehold_worker_clock_offset_seconds", (), self._clock.offset_s
         yield "leasehold_worker_journal_writable", (), journal.refusal is None
         yield "leasehold_worker_journal_writes_waiting", (), journal.waiting
-        expiry_s = session.certificate_expiry_s or self._renewal.expiry_s
-        yield "leasehold_worker_certificate_expiry_timestamp_seconds", (), expiry_s
+        begin_s, end_s = session.certificate_validity_s or self._renewal.validity_s or (None, None)
+        yield "leasehold_worker_certificate_not_before_timestamp_seconds", (), begin_s
+        yield "leasehold_worker_certificate_expiry_timestamp_seconds", (), end_s
 
 
 def _counts(

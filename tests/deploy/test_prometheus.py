@@ -188,8 +188,16 @@ def test_no_panel_has_a_value_while_no_daemon_answers(dashboard: Dashboard, tmp_
     require_samples(tmp_path, {}, {expression: [] for expression in expressions(dashboard)})
 
 
-def test_the_panel_of_wedged_workloads_tells_none_from_unknown(dashboard: Dashboard, tmp_path: Path) -> None:
-    (panel,) = (panel for panel in dashboard.panels if panel.title == "Wedged workloads")
+@pytest.mark.parametrize(
+    ("title", "series"),
+    [
+        ("Wedged workloads", 'leasehold_coordinator_info{version="0"}'),
+        ("GPUs leased", 'leasehold_fleet_gpus{worker="alpha", state="FREE"}'),
+    ],
+)
+def test_a_panel_tells_none_from_unknown(
+    dashboard: Dashboard, tmp_path: Path, title: str, series: str
+) -> None:
+    (panel,) = (panel for panel in dashboard.panels if panel.title == title)
     (target,) = panel.targets
-    none = [{"labels": "{}", "value": 0}]
-    require_samples(tmp_path, {'leasehold_coordinator_info{version="0"}': "1 1"}, {target.expr: none})
+    require_samples(tmp_path, {series: "1 1"}, {target.expr: [{"labels": "{}", "value": 0}]})

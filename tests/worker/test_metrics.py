@@ -60,8 +60,9 @@ async def test_a_call_past_its_deadline_loses_its_helper(
     assert value(losses, reason="died") == before["died"]
 
 
-def test_series_of_alerts_exist_before_their_first_event() -> None:
+def test_series_of_alerts_and_switches_exist_before_their_first_event() -> None:
     code = (
+        "import leasehold_worker.commands.operation_metrics\n"
         "from leasehold_worker.metrics import REGISTRY\n"
         "from prometheus_client import generate_latest\n"
         "print(generate_latest(REGISTRY).decode())"
@@ -80,6 +81,9 @@ def test_series_of_alerts_exist_before_their_first_event() -> None:
         if sample.name == "leasehold_worker_operation_duration_seconds_count"
     }
     assert failures == dict.fromkeys(Operation.DESCRIPTOR.fields_by_name, 0)
+    for name in ("leasehold_worker_switches_total", "leasehold_worker_switch_gpu_seconds_total"):
+        switches = {sample.labels["verb"]: sample.value for sample in samples if sample.name == name}
+        assert switches == {"suspend": 0, "restore": 0, "remap": 0}
 
 
 async def test_commits_are_timed_and_refused_ones_counted(

@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S: Final = 5.0
 FILE_LIMIT_BYTES: Final = 1_000_000
 LATE_WARNING: Final = datetime.timedelta(days=7)
-"""Remaining life of the server's certificate from which on the log warns each day."""
+"""Remaining life of the server's certificate from which on the log warns each day.
+
+A third of its life instead, if that is less: a short-lived certificate never has more."""
 
 DAY: Final = datetime.timedelta(days=1)
 
@@ -97,7 +99,8 @@ class OwnPki:
     def poll(self) -> None:
         """Reads the files if they have changed. Blocks. Invalid contents are reported and ignored."""
         left = self.content.expire_time - PRESENT()
-        if left < LATE_WARNING and PRESENT() - self._warned > DAY:
+        life = self.content.expire_time - self.content.begin_time
+        if left < min(LATE_WARNING, life / 3) and PRESENT() - self._warned > DAY:
             self._warned = PRESENT()
             logger.warning("%s expires at %s: replace it", self._files.certificate, self.content.expire_time)
         found = self._found()

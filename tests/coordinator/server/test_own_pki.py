@@ -23,6 +23,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import DEFAULT_RULES, Authority, open_authority
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server import own_pki
 from leasehold_coordinator.server.http_tls import PkiTls
 from leasehold_coordinator.server.own_pki import OwnPki, PkiFiles
 from leasehold_coordinator.storage.rows import binding_row
@@ -195,6 +196,20 @@ def test_a_pair_that_does_not_fit_is_refused(pki: Pki, tmp_path: Path) -> None:
     pki.files.key.chmod(0o644)
     with pytest.raises(StartError, match="every user of this host may read"):
         OwnPki(pki.files)
+
+
+def test_the_log_warns_of_a_short_lived_certificate_in_the_last_third_of_its_life(
+    pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = DEFAULT_RULES._replace(server_life=datetime.timedelta(days=3))
+    pki.replace(open_authority(tmp_path / "authority", rules))
+    own = OwnPki(pki.files)
+    own.poll()
+    assert not caplog.messages
+    late = own.content.expire_time - datetime.timedelta(hours=23)
+    monkeypatch.setattr(own_pki, "PRESENT", lambda: late)
+    own.poll()
+    assert caplog.messages == [f"{pki.files.certificate} expires at {own.content.expire_time}: replace it"]
 
 
 def self_signed(key: rsa.RSAPrivateKey) -> tuple[bytes, bytes]:

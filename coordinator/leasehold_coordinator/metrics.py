@@ -98,11 +98,13 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         ("worker", "state"),
     ),
     "leasehold_fleet_parked_bytes": Gauge(
-        "Device memory of parked workloads: in host memory, and in checkpoints on a disk.", ("worker", "tier")
+        "Device memory of parked workloads: in host memory, and in checkpoints on a disk. "
+        "Unknown sizes count as 0.",
+        ("worker", "tier"),
     ),
     "leasehold_fleet_parked_oldest_seconds": Gauge(
         "Age of the oldest parked workload of a worker. Absent: none is parked.", ("worker",)
     ),
 }
-"""The gauges, by name. Every value that is unknown is absent, never 0. Values of a worker without contact are
-absent too, but for its state and its last frame."""
+"""The gauges, by name. Every value that is unknown is absent, never 0, but for sizes in a sum. Values of a
+worker without contact are absent too, but for its state and its last frame."""

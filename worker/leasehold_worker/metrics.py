@@ -158,7 +158,9 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     "leasehold_worker_workloads": Gauge("Workloads that have not ended, by state.", ("state",)),
     "leasehold_worker_members": Gauge("CUDA processes of workloads, by state.", ("state",)),
     "leasehold_worker_parked_bytes": Gauge(
-        "Device memory of parked workloads: in host memory, and in checkpoints on a disk.", ("tier",)
+        "Device memory of parked workloads: in host memory, and in checkpoints on a disk. "
+        "Unknown sizes count as 0.",
+        ("tier",),
     ),
     "leasehold_worker_parked_oldest_seconds": Gauge("Age of the oldest parked workload. 0: none is parked."),
     "leasehold_worker_commands_open": Gauge("Commands that have not ended."),
@@ -184,4 +186,4 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         "When the validity of the worker's certificate begins. Absent: the worker has none."
     ),
 }
-"""The gauges, by name. Every value that is unknown is absent, never 0."""
+"""The gauges, by name. Every value that is unknown is absent, never 0, but for sizes in a sum."""

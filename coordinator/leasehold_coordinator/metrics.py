@@ -77,6 +77,9 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         "from a PKI of others.",
         ("certificate",),
     ),
+    "leasehold_coordinator_certificate_not_before_timestamp_seconds": Gauge(
+        "When the validity of the same certificate begins.", ("certificate",)
+    ),
     "leasehold_fleet_workers": Gauge("Known workers, by state.", ("state",)),
     "leasehold_fleet_worker_state": Gauge(
         "1 for the present state of a worker. Other states have no series.", ("worker", "state")
@@ -95,11 +98,13 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         ("worker", "state"),
     ),
     "leasehold_fleet_parked_bytes": Gauge(
-        "Device memory of parked workloads: in host memory, and in checkpoints on a disk.", ("worker", "tier")
+        "Device memory of parked workloads: in host memory, and in checkpoints on a disk. "
+        "Unknown sizes count as 0.",
+        ("worker", "tier"),
     ),
     "leasehold_fleet_parked_oldest_seconds": Gauge(
         "Age of the oldest parked workload of a worker. Absent: none is parked.", ("worker",)
     ),
 }
-"""The gauges, by name. Every value that is unknown is absent, never 0. Values of a worker without contact are
-absent too, but for its state and its last frame."""
+"""The gauges, by name. Every value that is unknown is absent, never 0, but for sizes in a sum. Values of a
+worker without contact are absent too, but for its state and its last frame."""

@@ -170,3 +170,34 @@ def test_prometheus_parses_every_query_of_the_dashboard(dashboard: Dashboard, tm
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", str(file))
+
+
+def require_samples(folder: Path, series: dict[str, str], expected: dict[str, list[dict[str, Any]]]) -> None:
+    """Lets promtool compare the samples of expressions, after a minute with these series."""
+    cases = [
+        {"expr": expression, "eval_time": "1m", "exp_samples": samples}
+        for expression, samples in expected.items()
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    file = folder / "samples.yml"
+    file.write_text(yaml.safe_dump({"tests": [{"input_series": inputs, "promql_expr_test": cases}]}))
+    promtool("test", "rules", str(file))
+
+
+def test_no_panel_has_a_value_while_no_daemon_answers(dashboard: Dashboard, tmp_path: Path) -> None:
+    require_samples(tmp_path, {}, {expression: [] for expression in expressions(dashboard)})
+
+
+@pytest.mark.parametrize(
+    ("title", "series"),
+    [
+        ("Wedged workloads", 'leasehold_coordinator_info{version="0"}'),
+        ("GPUs leased", 'leasehold_fleet_gpus{worker="alpha", state="FREE"}'),
+    ],
+)
+def test_a_panel_tells_none_from_unknown(
+    dashboard: Dashboard, tmp_path: Path, title: str, series: str
+) -> None:
+    (panel,) = (panel for panel in dashboard.panels if panel.title == title)
+    (target,) = panel.targets
+    require_samples(tmp_path, {series: "1 1"}, {target.expr: [{"labels": "{}", "value": 0}]})

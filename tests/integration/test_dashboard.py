@@ -24,7 +24,6 @@ TIMEOUT_S: Final = 60.0
 WITHOUT_DATA: Final = {
     ("Wait of claims", "B"): "no claim of this host waited",
     ("Utilization of leased GPUs", "A"): "there is no dcgm-exporter",
-    ("Sessions and helpers", "B"): "no driver helper was lost",
     ("Certificates", "A"): "the worker uses a token",
 }
 """Queries that have no data in this test, by panel and letter, with the reasons."""

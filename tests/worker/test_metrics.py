@@ -1,12 +1,15 @@
 """The worker's counters advance when something ends, in whatever way."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from leasehold.v1.operation_pb2 import Operation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker import metrics
 from leasehold_worker.commands.journal import open_journal
@@ -14,6 +17,7 @@ from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredErro
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.worker.conftest import Counter
 
@@ -54,6 +58,32 @@ async def test_a_call_past_its_deadline_loses_its_helper(
         await CheckpointProcess(driver, counter.process.pid).lock(0.1)
     assert value(losses, reason="expired") == before["expired"] + 1
     assert value(losses, reason="died") == before["died"]
+
+
+def test_series_of_alerts_and_switches_exist_before_their_first_event() -> None:
+    code = (
+        "import leasehold_worker.commands.operation_metrics\n"
+        "from leasehold_worker.metrics import REGISTRY\n"
+        "from prometheus_client import generate_latest\n"
+        "print(generate_latest(REGISTRY).decode())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    samples = [sample for family in parse_text(run.stdout) for sample in family.samples]
+    losses = {
+        sample.labels["reason"]: sample.value
+        for sample in samples
+        if sample.name == "leasehold_worker_driver_helper_losses_total"
+    }
+    assert losses == {"expired": 0, "died": 0}
+    failures = {
+        sample.labels["verb"]: sample.value
+        for sample in samples
+        if sample.name == "leasehold_worker_operation_duration_seconds_count"
+    }
+    assert failures == dict.fromkeys(Operation.DESCRIPTOR.fields_by_name, 0)
+    for name in ("leasehold_worker_switches_total", "leasehold_worker_switch_gpu_seconds_total"):
+        switches = {sample.labels["verb"]: sample.value for sample in samples if sample.name == name}
+        assert switches == {"suspend": 0, "restore": 0, "remap": 0}
 
 
 async def test_commits_are_timed_and_refused_ones_counted(

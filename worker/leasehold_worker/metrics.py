@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from leasehold.v1.operation_pb2 import Operation
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
 # Otherwise each counter has a further series with its start, which nothing here needs.
@@ -110,6 +111,13 @@ SESSIONS: Final = Counter(
     registry=REGISTRY,
 )
 
+# Alerts apply increase() to these series, and increase() ignores the first value of a series. So each series
+# has the value 0 before its first event.
+for _field in Operation.DESCRIPTOR.oneofs_by_name["kind"].fields:
+    OPERATION_SECONDS.labels(_field.name, "FAILED")
+for _reason in ("expired", "died"):
+    HELPER_LOSSES.labels(_reason)
+
 ProcessCollector(registry=REGISTRY)
 
 
@@ -150,7 +158,9 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     "leasehold_worker_workloads": Gauge("Workloads that have not ended, by state.", ("state",)),
     "leasehold_worker_members": Gauge("CUDA processes of workloads, by state.", ("state",)),
     "leasehold_worker_parked_bytes": Gauge(
-        "Device memory of parked workloads: in host memory, and in checkpoints on a disk.", ("tier",)
+        "Device memory of parked workloads: in host memory, and in checkpoints on a disk. "
+        "Unknown sizes count as 0.",
+        ("tier",),
     ),
     "leasehold_worker_parked_oldest_seconds": Gauge("Age of the oldest parked workload. 0: none is parked."),
     "leasehold_worker_commands_open": Gauge("Commands that have not ended."),
@@ -172,5 +182,8 @@ GAUGES: Final[Mapping[str, Gauge]] = {
     "leasehold_worker_certificate_expiry_timestamp_seconds": Gauge(
         "When the worker's certificate expires. Absent: the worker has none."
     ),
+    "leasehold_worker_certificate_not_before_timestamp_seconds": Gauge(
+        "When the validity of the worker's certificate begins. Absent: the worker has none."
+    ),
 }
-"""The gauges, by name. Every value that is unknown is absent, never 0."""
+"""The gauges, by name. Every value that is unknown is absent, never 0, but for sizes in a sum."""

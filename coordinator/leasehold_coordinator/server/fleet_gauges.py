@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from google.protobuf.descriptor import EnumDescriptor
+from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.worker_pb2 import WorkerState
@@ -36,12 +37,12 @@ class FleetGauges:
 
     Args:
         fleet: The known state.
-        expiries: Times of expiry by certificate, in seconds of the Unix epoch.
+        validities: The times between which each certificate is valid, in seconds of the Unix epoch.
     """
 
-    def __init__(self, fleet: Fleet, expiries: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, fleet: Fleet, validities: Callable[[], dict[str, tuple[float, float]]]) -> None:
         self._fleet = fleet
-        self._expiries = expiries
+        self._validities = validities
         self._reading = asyncio.Lock()
         self._read_s = float("-inf")
         self._families: list[Metric] = []
@@ -63,20 +64,21 @@ class FleetGauges:
             families[name].add_metric(labels, value)
 
         self._read_daemon(add)
-        states: Counter[str] = Counter()
         named: dict[str, KnownWorker] = {}
         for number, known in enumerate(list(self._fleet.registry)):
             if number % TURN_WORKERS == 0:
                 await asyncio.sleep(0)
-            states[self._state(known)] += 1
             name = known.hello.name
             named[name] = max(named.get(name, known), known, key=_contact)
-        for state in WORKER_STATES:
-            add("leasehold_fleet_workers", states[state], state)
+        states: Counter[str] = Counter()
         for number, (name, known) in enumerate(named.items()):
             if number % TURN_WORKERS == 0:
                 await asyncio.sleep(0)
-            self._read_worker(add, name, known)
+            state = self._state(known)
+            states[state] += 1
+            self._read_worker(add, name, known, state)
+        for state in WORKER_STATES:
+            add("leasehold_fleet_workers", states[state], state)
         return [family for family in families.values() if family.samples]
 
     def _read_daemon(self, add: "Add") -> None:
@@ -91,17 +93,19 @@ class FleetGauges:
         add("leasehold_coordinator_sessions_open", len(self._fleet.sessions))
         add("leasehold_coordinator_store_writable", store.health.is_serving)
         add("leasehold_coordinator_store_writes_waiting", store.writes_waiting)
-        for certificate, expiry_s in self._expiries().items():
-            add("leasehold_coordinator_certificate_expiry_timestamp_seconds", expiry_s, certificate)
+        for certificate, (begin_s, end_s) in self._validities().items():
+            add("leasehold_coordinator_certificate_not_before_timestamp_seconds", begin_s, certificate)
+            add("leasehold_coordinator_certificate_expiry_timestamp_seconds", end_s, certificate)
 
-    def _read_worker(self, add: "Add", name: str, known: KnownWorker) -> None:
-        state = self._state(known)
+    def _read_worker(self, add: "Add", name: str, known: KnownWorker, state: str) -> None:
         add("leasehold_fleet_worker_state", 1, name, state)
         if known.last_seen_ns is not None:
             add("leasehold_fleet_worker_last_frame_timestamp_seconds", known.last_seen_ns / 1e9, name)
         if not known.reported or state in ("LOST", "DISCONNECTED"):
             return
         gpus = Counter(seen_state(lease) for lease in known.leases)
+        if known.cordon is not None and (free := gpus.pop(lease_pb2.SLOT_STATE_FREE, 0)):
+            gpus[lease_pb2.SLOT_STATE_CORDONED] += free  # as clients see these GPUs
         for slot_state, number in gpus.items():
             add("leasehold_fleet_gpus", number, name, _name(SlotState.DESCRIPTOR, slot_state, "SLOT_STATE_"))
         if (waiting := known.pending_claimers) is not None:

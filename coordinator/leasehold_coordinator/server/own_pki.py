@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S: Final = 5.0
 FILE_LIMIT_BYTES: Final = 1_000_000
 LATE_WARNING: Final = datetime.timedelta(days=7)
-"""Remaining life of the server's certificate from which on the log warns each day."""
+"""Remaining life of the server's certificate from which on the log warns each day.
+
+A third of its life instead, if that is less: a short-lived certificate never has more."""
 
 DAY: Final = datetime.timedelta(days=1)
 
@@ -57,12 +59,14 @@ class PkiContent:
         certificate: The server's certificate with its intermediate certificates.
         key: The server's private key.
         client_ca: The certificates of the authorities of clients and workers.
+        begin_time: When the validity of the server's certificate begins.
         expire_time: When the server's certificate expires.
     """
 
     certificate: bytes
     key: bytes
     client_ca: bytes
+    begin_time: datetime.datetime
     expire_time: datetime.datetime
 
 
@@ -100,7 +104,8 @@ class OwnPki:
         which a certificate is valid, changes no modification time. An unchanged error is reported once.
         """
         left = self.content.expire_time - PRESENT()
-        if left < LATE_WARNING and PRESENT() - self._warned > DAY:
+        life = self.content.expire_time - self.content.begin_time
+        if left < min(LATE_WARNING, life / 3) and PRESENT() - self._warned > DAY:
             self._warned = PRESENT()
             logger.warning("%s expires at %s: replace it", self._files.certificate, self.content.expire_time)
         found = self._found()
@@ -203,7 +208,7 @@ def read_pki(files: PkiFiles) -> PkiContent:
             f"{files.certificate} or {files.client_ca} can't be used for TLS ({error}): give certificates "
             "with keys that OpenSSL accepts, such as P-256 or RSA of 2,048 bits"
         ) from error
-    return PkiContent(certificate, key_pem, client_ca, first.not_valid_after_utc)
+    return PkiContent(certificate, key_pem, client_ca, first.not_valid_before_utc, first.not_valid_after_utc)
 
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:

@@ -178,7 +178,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             tls: HttpTls | None = None
             if config.has_metrics_tls:
                 tls = PkiTls(pki) if pki is not None else AuthorityTls(authorities, names)
-            gauges = FleetGauges(fleet, partial(_expiries, authorities, pki))
+            gauges = FleetGauges(fleet, partial(_validities, authorities, pki))
             access = MetricsAccess(certificates, bindings.role)
             socket, address = open_listener(config.metrics_address)
             logger.info("listening on %s://%s for metrics", "https" if tls else "http", address)
@@ -235,12 +235,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-def _expiries(authorities: Authorities, pki: OwnPki | None) -> dict[str, float]:
-    """When certificates expire that do not renew themselves, in seconds of the Unix epoch."""
+def _validities(authorities: Authorities, pki: OwnPki | None) -> dict[str, tuple[float, float]]:
+    """The validity of certificates that do not renew themselves: its bounds, in seconds of the Unix epoch."""
     if pki is not None:
-        return {"server": pki.content.expire_time.timestamp()}
-    first = min(member.certificate.not_valid_after_utc for member in authorities.members)
-    return {"authority": first.timestamp()}
+        return {"server": (pki.content.begin_time.timestamp(), pki.content.expire_time.timestamp())}
+    certificates = (member.certificate for member in authorities.members)
+    first = min(certificates, key=lambda one: one.not_valid_after_utc)
+    return {"authority": (first.not_valid_before_utc.timestamp(), first.not_valid_after_utc.timestamp())}
 
 
 def _rule(bindings: Bindings, role: Role) -> Callable[[str], bool]:

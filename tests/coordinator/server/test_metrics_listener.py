@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from leasehold.v1 import lease_pb2
 from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
@@ -59,7 +60,13 @@ def test_a_scrape_tells_of_workers_and_commands(coordinator: CoordinatorProcess,
     assert first.value("leasehold_fleet_workers") == 0
     assert first.value("leasehold_fleet_gpus") is None
     assert first.value("leasehold_coordinator_store_writable") == 1
-    assert first.value("leasehold_coordinator_certificate_expiry_timestamp_seconds", certificate="authority")
+    authority = x509.load_pem_x509_certificate((credentials_directory() / "ca.pem").read_bytes())
+    for bound, time_of_bound in (
+        ("not_before", authority.not_valid_before_utc),
+        ("expiry", authority.not_valid_after_utc),
+    ):
+        name = f"leasehold_coordinator_certificate_{bound}_timestamp_seconds"
+        assert first.value(name, certificate="authority") == time_of_bound.timestamp()
 
     worker = coordinator.connect()
     worker.welcome()
@@ -73,6 +80,19 @@ def test_a_scrape_tells_of_workers_and_commands(coordinator: CoordinatorProcess,
     assert seen.value("leasehold_fleet_gpus", worker="alpha", state="FREE") == 1
     assert seen.value("leasehold_fleet_worker_last_frame_timestamp_seconds", worker="alpha")
     assert seen.value("leasehold_coordinator_sessions_total") == 1
+
+    load.sequence = 2
+    load.cordon.reason = "fan"
+    worker.up.put(ConnectRequest(worker_load=load))
+    cordoned = wait_for(
+        address, lambda now: now.value("leasehold_fleet_gpus", worker="alpha", state="FREE") is None
+    )
+    assert cordoned.value("leasehold_fleet_gpus", worker="alpha", state="CORDONED") == 1
+    assert cordoned.value("leasehold_fleet_gpus", worker="alpha", state="LEASED") == 1
+    load.sequence = 3
+    load.ClearField("cordon")
+    worker.up.put(ConnectRequest(worker_load=load))
+    wait_for(address, lambda now: now.value("leasehold_fleet_gpus", worker="alpha", state="FREE") == 1)
 
     asked = CreateWorkloadRequest(name="one")
     asked.spec.arguments.append("true")
@@ -217,6 +237,7 @@ def test_workers_of_one_name_have_one_series(tmp_path: Path) -> None:
             families = {family.name: family for family in await FleetGauges(fleet, dict).read()}
             assert len(families["leasehold_fleet_worker_state"].samples) == 1
             assert len(families["leasehold_fleet_gpus"].samples) == 1
+            assert sum(sample.value for sample in families["leasehold_fleet_workers"].samples) == 1
         finally:
             store.close()
 

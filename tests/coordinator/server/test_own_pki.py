@@ -198,6 +198,20 @@ def test_a_pair_that_does_not_fit_is_refused(pki: Pki, tmp_path: Path) -> None:
         OwnPki(pki.files)
 
 
+def test_the_log_warns_of_a_short_lived_certificate_in_the_last_third_of_its_life(
+    pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = DEFAULT_RULES._replace(server_life=datetime.timedelta(days=3))
+    pki.replace(open_authority(tmp_path / "authority", rules))
+    own = OwnPki(pki.files)
+    own.poll()
+    assert not caplog.messages
+    late = own.content.expire_time - datetime.timedelta(hours=23)
+    monkeypatch.setattr(own_pki, "PRESENT", lambda: late)
+    own.poll()
+    assert caplog.messages == [f"{pki.files.certificate} expires at {own.content.expire_time}: replace it"]
+
+
 def self_signed(key: rsa.RSAPrivateKey) -> tuple[bytes, bytes]:
     """A certificate of a server without an authority, and its key, as PEM."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])

@@ -25,8 +25,9 @@ NAMES = frozenset({"localhost", "127.0.0.1"})
 def content(authority: Authority, client_ca: bytes) -> PkiContent:
     """Files of a PKI of others."""
     server = authority.issue_server(NAMES)
-    expire_time = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-    return PkiContent(server.chain, server.key, client_ca, expire_time)
+    begin_time = datetime.datetime.now(datetime.UTC)
+    expire_time = begin_time + datetime.timedelta(days=1)
+    return PkiContent(server.chain, server.key, client_ca, begin_time, expire_time)
 
 
 async def login_page(port: int, client: Holder, folder: Path, roots: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold.v1.operation_pb2 import RestoreOperation, StopOperation, SuspendOperation
+from leasehold.v1.operation_pb2 import CordonOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.config import load_config
@@ -44,7 +44,7 @@ def test_a_scrape_tells_of_gpus_and_operations(
     uuid = host.gpus[0].uuid
     assert first.value("leasehold_gpu_info", UUID=uuid, worker="alpha", slot="0") == 1
     assert first.value("leasehold_gpu_lease_state", UUID=uuid, state="FREE") == 1
-    assert first.value("leasehold_worker_operation_duration_seconds_count") is None
+    assert first.value("leasehold_worker_operation_duration_seconds_count", outcome="SUCCEEDED") is None
 
     assert not session.run("c1", "w1", run=counter_run("one")).HasField("error")
     wait_counting(session, "w1", uuid)
@@ -93,6 +93,12 @@ def test_a_scrape_tells_of_gpus_and_operations(
             text = str(sample.labels)
             assert "w1" not in text, "no label names a workload"
             assert "one" not in text, "no label names a workload"
+
+    assert not session.run("c6", "", cordon=CordonOperation(reason="fan")).HasField("error")
+    cordoned = scrape(address)
+    assert cordoned.value("leasehold_gpu_cordoned", UUID=uuid) == 1
+    assert cordoned.value("leasehold_gpu_lease_state", UUID=uuid, state="CORDONED") == 1
+    assert cordoned.value("leasehold_gpu_lease_state", UUID=uuid, state="FREE") == 0
     assert worker.stop() == 0
 
 

@@ -6,18 +6,23 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_client.config import credentials_directory
+from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.server.transport import open_state
 from leasehold_worker.session import credential_files
 from leasehold_worker.session.credential_files import look, wait_for_change
 
 from tests.certificates import issue
+from tests.ports import free_port
+from tests.scrapes import scrape
 from tests.worker.conftest import WorkerProcess
 from tests.worker.scripted_coordinator import ScriptedCoordinator
 
 
-def write(directory: Path, name: str = "worker/alpha") -> None:
+def write(directory: Path, name: str = "worker/alpha") -> ClientCertificate:
     """Writes the files of a new certificate."""
-    issue(open_state(credentials_directory())[0].newest, name).write(directory, "worker")
+    holder = issue(open_state(credentials_directory())[0].newest, name)
+    holder.write(directory, "worker")
+    return holder.issued
 
 
 def test_a_change_of_the_files_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +51,13 @@ def test_a_session_goes_on_with_changed_files(
 ) -> None:
     directory = tmp_path / "credentials"
     write(directory)
-    worker = start_worker(None, credentials=str(directory))
+    address = f"127.0.0.1:{free_port()}"
+    worker = start_worker(None, credentials=str(directory), metrics_listen=address)
     coordinator.next_session()
-    write(directory)
+    issued = write(directory)
     coordinator.next_session()
     assert "the files of the certificate have changed" in worker.log.read_text()
+    seen = scrape(address)
+    for bound, time_of_bound in (("not_before", issued.not_before), ("expiry", issued.not_after)):
+        name = f"leasehold_worker_certificate_{bound}_timestamp_seconds"
+        assert seen.value(name) == time_of_bound.timestamp()

@@ -11,10 +11,12 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import NAME, Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session import renewal
-from leasehold_worker.session.client_keys import require_valid
+from leasehold_worker.session.client_keys import require_valid, validity_s
 from leasehold_worker.session.enrolment import RefusedError, renew
 from leasehold_worker.session.renewal import Renewal
+from msgspec import structs
 
+from tests.certificates import issue
 from tests.renewals import Renewals, serving_renewals
 
 
@@ -67,6 +69,28 @@ def test_a_certificate_that_is_due_is_renewed(coordinator: Renewals, state: Stat
     assert after.renew_s > time.time()
     assert len(coordinator.keys) == 1
     require_valid(after)
+
+
+def test_the_validity_of_a_renewed_certificate_is_known_at_once(
+    coordinator: Renewals, state: StateDirectory
+) -> None:
+    """A gauge with the validity of the replaced certificate would raise an alert days after the renewal."""
+    coordinator.renew_time = datetime.now(UTC) + timedelta(days=10)  # so the worker sleeps after the renewal
+    old = issue(coordinator.authority, "worker/alpha", life=timedelta(days=1))
+    certificate = old.chain.decode()
+    state.save_enrolment(structs.replace(kept(state), key=old.key.decode(), certificate=certificate))
+    renewing = Renewal(state, coordinator.address)
+
+    async def run() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(renewing.run)
+                while renewing.validity_s in (None, validity_s(old.chain)):  # noqa: ASYNC110 - nobody notifies
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert renewing.validity_s == validity_s(kept(state).certificate.encode())
 
 
 def test_a_lost_answer_is_asked_for_again_with_the_same_key(

@@ -17,6 +17,7 @@ from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.host.clock_offset import ClockOffset
+from leasehold_worker.leasing.leases import CORDONED, FREE
 from leasehold_worker.metrics import GAUGES
 from leasehold_worker.session.renewal import Renewal
 from leasehold_worker.session.reporter import WorkerIdentity
@@ -92,15 +93,18 @@ class WorkerGauges:
             yield "leasehold_gpu_memory_total_bytes", (gpu.uuid,), gpu.memory_total_bytes
 
     def _gpus(self) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
+        worker_cordon = self._parts.pool.slots.worker_cordon
         for slot in self._parts.pool.slots.snapshot().slots:
             uuid = slot.gpu_uuid
-            state = SlotState.Name(slot.state).removeprefix("SLOT_STATE_")
+            # Clients see a free GPU of a cordoned worker as cordoned.
+            is_barred = worker_cordon is not None and slot.state == FREE
+            state = SlotState.Name(CORDONED if is_barred else slot.state).removeprefix("SLOT_STATE_")
             health = GpuHealth.Name(slot.standing.health).removeprefix("GPU_HEALTH_")
             for name in SLOT_STATES:
                 yield "leasehold_gpu_lease_state", (uuid, name), name == state
             for name in HEALTHS:
                 yield "leasehold_gpu_health", (uuid, name), name == health
-            is_cordoned = slot.standing.cordon is not None or self._parts.pool.slots.worker_cordon is not None
+            is_cordoned = slot.standing.cordon is not None or worker_cordon is not None
             yield "leasehold_gpu_cordoned", (uuid,), is_cordoned
             yield "leasehold_gpu_foreign_processes", (uuid,), len(slot.foreign)
 
@@ -147,8 +151,9 @@ class WorkerGauges:
         yield "leasehold_worker_clock_offset_seconds", (), self._clock.offset_s
         yield "leasehold_worker_journal_writable", (), journal.refusal is None
         yield "leasehold_worker_journal_writes_waiting", (), journal.waiting
-        expiry_s = session.certificate_expiry_s or self._renewal.expiry_s
-        yield "leasehold_worker_certificate_expiry_timestamp_seconds", (), expiry_s
+        begin_s, end_s = session.certificate_validity_s or self._renewal.validity_s or (None, None)
+        yield "leasehold_worker_certificate_not_before_timestamp_seconds", (), begin_s
+        yield "leasehold_worker_certificate_expiry_timestamp_seconds", (), end_s
 
 
 def _counts(

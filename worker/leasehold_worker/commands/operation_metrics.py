@@ -13,6 +13,10 @@ from leasehold_worker.errors import OperationError
 SWITCHES: Final = frozenset({"suspend", "restore", "remap"})
 """Operations that take GPUs from a running workload, or return GPUs to it."""
 
+for _verb in SWITCHES:  # the value 0 before the first event, since rate() ignores the first value of a series
+    metrics.SWITCHES.labels(_verb)
+    metrics.SWITCH_GPU_SECONDS.labels(_verb)
+
 
 def verb_of(command: CommandSpec) -> str:
     """The verb of a command's operation, in logs and metrics."""

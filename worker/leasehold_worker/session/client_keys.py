@@ -96,9 +96,19 @@ def require_valid(enrolment: Enrolment) -> None:
         )
 
 
+def validity_s(certificate: bytes) -> tuple[float, float]:
+    """The times between which a certificate is valid, in seconds of the Unix epoch.
+
+    Raises:
+        ValueError: The certificate is malformed.
+    """
+    parsed = x509.load_pem_x509_certificate(certificate)
+    return parsed.not_valid_before_utc.timestamp(), parsed.not_valid_after_utc.timestamp()
+
+
 def expiry_s(certificate: str) -> float:
     """When a certificate expires, in seconds of the Unix epoch."""
-    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc.timestamp()
+    return validity_s(certificate.encode())[1]
 
 
 def span_text(span_s: float) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from leasehold_worker.session.client_keys import validity_s
 from leasehold_worker.session.server_certificate import distance_text
 
 FILE_LIMIT_BYTES: Final = 65_536
@@ -45,10 +46,10 @@ def certificate_problem(path: Path) -> str | None:
     return None
 
 
-def certificate_expiry_s(path: Path) -> float | None:
-    """When the certificate in a file expires, in seconds of the Unix epoch. None: it can't be read."""
+def certificate_validity_s(path: Path) -> tuple[float, float] | None:
+    """As :func:`validity_s`, of the certificate in a file. None: the file can't be read."""
     try:
-        return x509.load_pem_x509_certificate(_content(path)).not_valid_after_utc.timestamp()
+        return validity_s(_content(path))
     except (OSError, ValueError):
         return None
 

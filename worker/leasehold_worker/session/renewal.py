@@ -11,7 +11,7 @@ import trio
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import INSECURE_SCHEME
-from leasehold_worker.session.client_keys import expiry_s
+from leasehold_worker.session.client_keys import validity_s
 from leasehold_worker.session.enrolment import RefusedError, renew
 from leasehold_worker.threads import run_in_thread
 
@@ -45,8 +45,8 @@ class Renewal:
     def __init__(self, state_directory: StateDirectory, coordinator: str) -> None:
         self._state_directory = state_directory
         self._coordinator = coordinator
-        self.expiry_s: float | None = None
-        """When the certificate expires, in seconds of the Unix epoch. None: none is in use."""
+        self.validity_s: tuple[float, float] | None = None
+        """The times between which the certificate is valid, in seconds of the epoch. None: none is in use."""
 
     async def run(self) -> None:
         """Renews the certificate again and again, until cancelled. Returns if the worker is not enrolled."""
@@ -86,7 +86,8 @@ class Renewal:
         enrolment = self._state_directory.enrolment()
         if enrolment is None:
             return LEAST_WAIT_S
-        return max(LEAST_WAIT_S, (expiry_s(enrolment.certificate) - enrolment.renew_s) / WAIT_PART)
+        self.validity_s = _, expiry_s = validity_s(enrolment.certificate.encode())
+        return max(LEAST_WAIT_S, (expiry_s - enrolment.renew_s) / WAIT_PART)
 
     def _due_in_s(self) -> float | None:
         """Seconds until the certificate is due. None: none is in use."""
@@ -99,5 +100,5 @@ class Renewal:
         if enrolment is None or not enrolment.certificate or is_insecure:
             return None
         with suppress(ValueError):  # the session reports a damaged certificate
-            self.expiry_s = expiry_s(enrolment.certificate)
+            self.validity_s = validity_s(enrolment.certificate.encode())
         return enrolment.renew_s - time.time()

@@ -57,7 +57,7 @@ from leasehold_worker.session.grpc_bridge import (
     violation,
 )
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
-from leasehold_worker.session.own_certificate import certificate_expiry_s
+from leasehold_worker.session.own_certificate import certificate_validity_s
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.session.tls_failures import explain, explain_closed
@@ -145,9 +145,9 @@ class CoordinatorSession:
         """Whether the coordinator has welcomed the worker, and the session has not ended."""
         self._heard_s = 0.0
         """When the session's last frame came."""
-        self.certificate_expiry_s: float | None = None
-        """When the certificate in the files of ``--credentials`` expires, in seconds of the Unix epoch. None:
-        unknown, or not in use."""
+        self.certificate_validity_s: tuple[float, float] | None = None
+        """The times between which the certificate in the files of ``--credentials`` is valid, in seconds of
+        the Unix epoch. None: unknown, or not in use."""
         self._epoch = state_directory.last_epoch()
         self._described = reporter.description()
         self._ignored = 0
@@ -244,9 +244,9 @@ class CoordinatorSession:
         enrolment = self._state_directory.enrolment()
         if enrolment is None or not enrolment.certificate or self._coordinator.startswith(INSECURE_SCHEME):
             self._files = look(self._credentials)  # before they are read, so that no change is missed
-            self.certificate_expiry_s = certificate_expiry_s(self._credentials / CERTIFICATE_FILES[0])
+            self.certificate_validity_s = certificate_validity_s(self._credentials / CERTIFICATE_FILES[0])
             return open_channel(self._coordinator, self._credentials)
-        self._files, self.certificate_expiry_s = [], None
+        self._files, self.certificate_validity_s = [], None
         require_valid(enrolment)
         return open_enrolled_channel(self._coordinator, enrolment)
 

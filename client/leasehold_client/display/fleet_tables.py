@@ -21,7 +21,7 @@ STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WO
 
 WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
     Column("NAME", lambda worker: worker.name, shrinks=True),
-    Column("STATE", lambda worker: _worker_state(worker), is_state=True),
+    Column("STATE", lambda worker: worker_state(worker), is_state=True),
     Column("GPUS", lambda worker: field_text(worker, "gpu_count")),
     Column("FREE", lambda worker: field_text(worker, "free_gpu_count")),
     Column("PARKED", lambda worker: field_text(worker, "parked_workload_count"), drop=3),
@@ -55,7 +55,8 @@ def worker_reason(worker: Worker) -> str:
     return "; ".join(parts)
 
 
-def _worker_state(worker: Worker) -> str:
+def worker_state(worker: Worker) -> str:
+    """The state of a worker, with a session without TLS and a cordon."""
     state = enum_name(worker_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")
     if worker.HasField("session_encrypted") and not worker.session_encrypted:
         state += ",insecure"

@@ -9,6 +9,7 @@ from leasehold_client.arguments.gpu_names import gpu_places
 from leasehold_client.display.fleet_tables import GPU_COLUMNS, WORKER_COLUMNS, gpu_reason, workload_columns
 from leasehold_client.display.record_tables import command_columns
 from leasehold_client.display.tables import View, echo_table
+from leasehold_coordinator.core.permitted_fields import COMMAND, SHARED_COMMAND, WORKLOAD, restricted
 
 from tests.client.scripted_coordinator import GPUS, command, workload
 
@@ -134,10 +135,11 @@ def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.Ca
 
 def test_hidden_fields_of_a_workload_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     hidden = ("origin", "user", "priority", "eviction", "pid", "labels")
-    others = workload("of-bob")
-    echo_table(workload_columns(gpu_places(GPUS)), [others], View(names=hidden))
+    own = workload()
+    echo_table(workload_columns(gpu_places(GPUS)), [own], View(names=hidden))
     assert columns(capsys.readouterr().out)[1] == ["run", "-", "0", "-", "-", "-"]
-    others.ClearField("spec")
+    own.labels["team"], own.status.parked_bytes, own.spec.priority = "a", 2**30, 7
+    others = restricted(own, WORKLOAD)
     echo_table(workload_columns(gpu_places(GPUS)), [others], View(names=(*hidden, "parked")))
     assert columns(capsys.readouterr().out)[1] == ["?"] * 6 + ["-"]
     others.status.state = workload_pb2.WORKLOAD_STATE_SUSPENDED
@@ -146,11 +148,16 @@ def test_hidden_fields_of_a_workload_are_unknown(capsys: pytest.CaptureFixture[s
 
 
 def test_hidden_fields_of_a_command_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    others, own = command(command_pb2.COMMAND_STATE_FAILED), command(command_pb2.COMMAND_STATE_SUCCEEDED)
+    own = command(command_pb2.COMMAND_STATE_SUCCEEDED)
     own.update_time.FromSeconds(1)
-    shared = command(command_pb2.COMMAND_STATE_FAILED, actor="user/ann")
-    shared.update_time.FromSeconds(1)
-    shared.error.reason = errors_pb2.ERROR_REASON_NOT_READY
-    echo_table(command_columns({}), [others, own, shared], View(names=("phase", "actor", "message")))
-    rows = columns(capsys.readouterr().out)[1:]
-    assert rows == [["?", "?", "?"], ["-", "-", "-"], ["-", "user/ann", "NOT_READY"]]
+    failed = command(command_pb2.COMMAND_STATE_FAILED, actor="user/ann")
+    failed.update_time.FromSeconds(1)
+    failed.error.reason, failed.error.message = errors_pb2.ERROR_REASON_NOT_READY, "one is not ready"
+    seen = [own, failed, restricted(failed, SHARED_COMMAND), restricted(failed, COMMAND)]
+    echo_table(command_columns({}), seen, View(names=("phase", "actor", "message")))
+    assert columns(capsys.readouterr().out)[1:] == [
+        ["-", "-", "-"],
+        ["-", "user/ann", "one is not ready"],
+        ["-", "user/ann", "NOT_READY"],
+        ["?", "?", "?"],
+    ]

@@ -6,6 +6,7 @@ import re
 import socket
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +52,16 @@ FILE_LIMIT_BYTES: Final = 1_000_000
 
 
 def config_path() -> Path:
-    """Path of the settings file, which need not exist."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    """Path of the settings file, which need not exist.
+
+    Raises:
+        FileNotFoundError: This user has no home directory, and so no settings and no contexts.
+    """
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:
+        what = "this user has no home directory: set HOME or XDG_CONFIG_HOME"
+        raise FileNotFoundError(errno.ENOENT, what) from None
     return Path(base) / "leasehold/cli.toml"
 
 
@@ -72,7 +81,10 @@ def credentials_directory() -> Path:
 
 def default_coordinator() -> str:
     """The socket of this user's coordinator, or of the host's, if it answers, or else the default port."""
-    for path in (state_directory() / "coordinator.sock", SYSTEM_SOCKET):
+    paths = [SYSTEM_SOCKET]
+    with suppress(UsageError):  # no home directory
+        paths.insert(0, state_directory() / "coordinator.sock")
+    for path in paths:
         try:
             require_trusted(str(path))
         except OSError:
@@ -114,8 +126,8 @@ def configured_coordinator() -> str:
     Raises:
         UsageError: The file is unreadable or invalid.
     """
-    path = config_path()
     try:
+        path = config_path()
         return _coordinator_of(read_settings_file(path).decode())
     except FileNotFoundError:
         return default_coordinator()

@@ -152,8 +152,8 @@ def read_contexts() -> Contexts:
     Raises:
         UsageError: The file is damaged, unreadable, or others could have read it.
     """
-    path = config_path().with_name(FILE)
     try:
+        path = config_path().with_name(FILE)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return Contexts()
@@ -210,7 +210,10 @@ def locked_contexts() -> Iterator[Callable[[Contexts], None]]:
     Raises:
         UsageError: The file can't be written.
     """
-    folder = config_path().parent
+    try:
+        folder = config_path().parent
+    except FileNotFoundError as error:
+        raise UsageError(f"contexts can't be stored: {error.strerror}") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -121,11 +121,16 @@ class UsageError(LeaseholdError):
     """An argument is invalid, or arguments contradict each other."""
 
 
-def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
+def decode_error(error: grpc.RpcError, address: str, no_answer_remedy: str = "") -> LeaseholdError:
     """Converts the error of a call to the coordinator at ``address``.
 
     An error with a reason is a refusal, whatever its status. An error without a reason whose status is
     UNAVAILABLE or DEADLINE_EXCEEDED means that no coordinator answers.
+
+    Args:
+        error: The error.
+        address: The address of the call.
+        no_answer_remedy: What to do if no coordinator answers. Empty: the remedy of the cause.
     """
     from grpc import StatusCode
 
@@ -140,7 +145,7 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
             problem = known if text in details else problem
         what, remedy = problem
         return NoCoordinatorError(
-            f"no coordinator answers at {address} ({what}): {remedy}",
+            f"no coordinator answers at {address} ({what}): {no_answer_remedy or remedy}",
             code=code,
             is_sent=not details.startswith(NO_CONNECTION),
         )

@@ -129,6 +129,11 @@ def _reported_state(workload: Workload) -> str:
             return text
 
 
+def is_partial(workload: Workload) -> bool:
+    """Whether most fields are unknown: a coordinator hides those of others' workloads, the spec too."""
+    return not workload.HasField("spec")
+
+
 def command_state(command: Command) -> str:
     """The state of a command without its prefix."""
     return enum_name(CommandState.Name, command.state, "COMMAND_STATE_")

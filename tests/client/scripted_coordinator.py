@@ -26,7 +26,7 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Lease
 from leasehold.v1.worker_pb2 import FleetGpu
-from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadSpec, WorkloadStatus
 
 from tests.channels import server_credentials
 
@@ -68,7 +68,9 @@ def workload(name: str = "one", *gpu_uuids: str) -> Workload:
         lease=Lease(gpu_uuids=gpu_uuids or [A]),
         ready_time=Timestamp(seconds=1_800_000_000),
     )
-    return Workload(workload_id=f"id-of-{name}", name=name, worker_id="w-1", status=status)
+    return Workload(
+        workload_id=f"id-of-{name}", name=name, worker_id="w-1", spec=WorkloadSpec(), status=status
+    )
 
 
 def refuse(

@@ -1,5 +1,6 @@
 """The user's configuration, and addresses."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -8,12 +9,21 @@ from pathlib import Path
 
 import pytest
 from leasehold_client import Client, config
-from leasehold_client.config import configured_coordinator, parse_address, require_trusted
-from leasehold_client.contexts import Context, chosen_coordinator, locked_contexts, read_contexts
+from leasehold_client.config import (
+    configured_coordinator,
+    default_coordinator,
+    parse_address,
+    require_trusted,
+)
+from leasehold_client.contexts import Context, Contexts, chosen_coordinator, locked_contexts, read_contexts
 from leasehold_client.errors import UsageError
+from leasehold_client.local import NoWorkerError, worker
+from leasehold_client.support import host_parts
 
 from tests.coordinator.unix_users import ANN, call_as, needs_root
 from tests.settings_files import UNREADABLE, make_unreadable
+
+VARIABLES = ("LEASEHOLD_COORDINATOR", "LEASEHOLD_CONTEXT", "LEASEHOLD_SOCKET", "LEASEHOLD_CREDENTIALS")
 
 
 @pytest.fixture
@@ -25,6 +35,19 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_a_file_the_defaults_hold(file: Path) -> None:
     assert configured_coordinator() == "127.0.0.1:7400"
+
+
+def test_a_user_without_a_home_directory_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", *VARIABLES):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)  # no entry of passwd has it
+    assert read_contexts() == Contexts()
+    assert chosen_coordinator(None, None) == (default_coordinator(), None)
+    with pytest.raises(UsageError, match="no home directory: set HOME or XDG_CONFIG_HOME"), locked_contexts():
+        pass
+    with pytest.raises(NoWorkerError, match=f"no worker listens at {worker.SYSTEM_SOCKET}: start"):
+        worker.socket_path()
+    assert "cli.toml" not in json.loads(host_parts._settings())
 
 
 def test_the_file_names_the_coordinator(file: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -13,10 +14,25 @@ from pathlib import Path
 from socket import create_connection
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
+import grpc
 import pytest
+from leasehold.v1.command_pb2 import (
+    COMMAND_STATE_FAILED,
+    COMMAND_STATE_PENDING,
+    COMMAND_STATE_SUCCEEDED,
+    Command,
+    CommandState,
+)
+from leasehold.v1.command_service_pb2 import WatchCommandRequest, WatchCommandResponse
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_SUSPENDED
+from leasehold.v1.workload_service_pb2 import (
+    RestoreWorkloadRequest,
+    RestoreWorkloadResponse,
+    SuspendWorkerResponse,
+)
 from leasehold_client import AsyncClient
 
+from tests.client.scripted_coordinator import refuse, serving
 from tests.ports import free_port
 
 from .fleets import TIMEOUT_S, Fleet
@@ -150,7 +166,50 @@ def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     for name in ("one", "two"):
         fleet.wait_counting(name)
         fleet.cli("stop", name)
-    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 25
+    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 45
+
+
+def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    def made(name: str, state: CommandState.ValueType) -> Command:
+        return Command(command_id=f"c-{name}", workload_id=f"id-of-{name}", state=state, revision=1)
+
+    def restore(request: RestoreWorkloadRequest, context: grpc.ServicerContext) -> RestoreWorkloadResponse:
+        if request.workload == "id-of-two":
+            refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_FREE_GPU", "no GPU is free")
+        return RestoreWorkloadResponse(command=made("four", COMMAND_STATE_PENDING))
+
+    def watch(request: WatchCommandRequest, context: object) -> Iterator[WatchCommandResponse]:
+        name = request.command_id.removeprefix("c-")
+        state = COMMAND_STATE_FAILED if name in ("one", "three") else COMMAND_STATE_SUCCEEDED
+        yield WatchCommandResponse(command=made(name, state))
+
+    with serving() as scripted:
+        scripted.answers |= {
+            "SuspendWorker": lambda request, context: SuspendWorkerResponse(
+                commands=[made(name, COMMAND_STATE_PENDING) for name in ("one", "two", "three", "four")]
+            ),
+            "RestoreWorkload": restore,
+            "WatchCommand": watch,
+        }
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples/suspend_host.py"), "alpha"],
+            input="\n",
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={
+                **os.environ,
+                "LEASEHOLD_COORDINATOR": scripted.address,
+                "XDG_CONFIG_HOME": str(tmp_path),
+            },
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    one, three, suspended, two, restored = done.stdout.splitlines()
+    assert suspended == "Suspended workloads: 2. Press Enter to restore them."
+    assert restored == "Restored workloads: 1."
+    for line, workload in ((one, "id-of-one"), (three, "id-of-three"), (two, "id-of-two")):
+        assert line.startswith(f"workload {workload}: ")
 
 
 @pytest.mark.long

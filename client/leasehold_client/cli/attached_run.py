@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, final
 
+from leasehold_client.cli.conclusion import conclude
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.cli.job_command import ProgramExit
 from leasehold_client.cli.program_command import EXIT_REFUSED
@@ -20,8 +22,10 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_client.messages import workload_state
 
 if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
     from leasehold.v1.workload_pb2 import Workload
 
+    from leasehold_client.cli.verb import CommandOptions
     from leasehold_client.coordinator.client import Client
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -33,35 +37,40 @@ SIGNAL_EXIT: Final = 128
 """A shell adds this number to that of the signal that ended a program."""
 
 
-def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
-    """Prints the output of a workload until its end, and exits with the code of its program.
+def attach(
+    client: Client, workload: Workload, command: Command, options: CommandOptions, *, remove: bool
+) -> NoReturn:
+    """Waits for the start of a workload, prints its output until its end, and exits with its program's code.
 
-    The first Ctrl-C or SIGTERM stops the workload, which gets SIGTERM, and SIGKILL after 10 s. The second one
-    ends this process at once, and the stop continues.
+    The first Ctrl-C or SIGTERM stops the workload, which gets SIGTERM, and SIGKILL after 10 s. During the
+    start, it cancels the start. The second one ends this process at once, and the stop continues.
 
     Args:
         client: The client.
-        workload: The workload, which has started.
-        remove: Whether its record is deleted after its end.
+        workload: The workload.
+        command: The command that starts the workload.
+        options: Wait for the start, and output format.
+        remove: Whether the record of the workload is deleted after its end.
 
     Raises:
-        ProgramExit: The program has ended.
+        ProgramExit: The program has ended, or its start was cancelled.
         LeaseholdError: No coordinator answers, or the output is not available. The workload continues.
     """
-    interrupts = _Interrupts(client, workload)
-    try:
-        with interrupts.handled():
+    interrupts = _Interrupts(client, workload, command)
+    with interrupts.handled():
+        _wait_started(client, workload, command, options, interrupts, remove=remove)
+        try:
             for data in client.output(workload.workload_id, follow=True):
                 if not standard_output.write(data):
                     break  # nobody reads any more, and the exit code still counts
             ended = client.wait_workload(workload.workload_id, "ended")
-    except NoCoordinatorError as error:
-        if interrupts.is_stopping:
+        except NoCoordinatorError as error:
+            if interrupts.is_stopping:
+                raise
+            error.message += (
+                f"; workload {workload.name} continues: `leasehold logs -f {workload.name}` goes on with it"
+            )
             raise
-        error.message += (
-            f"; workload {workload.name} continues: `leasehold logs -f {workload.name}` goes on with it"
-        )
-        raise
     if remove:
         _remove(client, workload.workload_id)
     match ended.status.exit.WhichOneof("cause"):
@@ -73,6 +82,35 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
             why = f": {ended.status.error.message}" if ended.status.HasField("error") else ""
             echo_error(error_line(f"workload {workload.name} is {workload_state(ended)}{why}", ""))
             sys.exit(EXIT_REFUSED)
+
+
+def _wait_started(
+    client: Client,
+    workload: Workload,
+    command: Command,
+    options: CommandOptions,
+    interrupts: _Interrupts,
+    *,
+    remove: bool,
+) -> None:
+    """Waits for the start of a workload.
+
+    Raises:
+        ProgramExit: A signal has come, and the workload has not started.
+        SystemExit: The start failed.
+    """
+    try:
+        conclude(client, command, workload.name, replace(options, quiet=True))
+    except ProgramExit:  # the second signal
+        raise
+    except SystemExit:
+        if remove:  # a program that was never started has a record, too
+            with suppress(LeaseholdError):  # its workload has not ended, such as after a timeout
+                client.delete_workload(workload.workload_id)
+        if interrupts.is_stopping:
+            raise ProgramExit(EXIT_INTERRUPTED) from None
+        raise
+    interrupts.tell_started()
 
 
 def _remove(client: Client, workload_id: str) -> None:
@@ -94,17 +132,22 @@ def _remove(client: Client, workload_id: str) -> None:
 
 @final
 class _Interrupts:
-    """Turns a signal into a stop of the workload. A thread makes the call, since a handler must not block.
+    """Turns a signal into a stop of the workload, or into a cancellation of its start.
+
+    A thread makes the call, since a handler must not block.
 
     Attributes:
         is_stopping: Whether a signal has come.
     """
 
-    def __init__(self, client: Client, workload: Workload) -> None:
+    def __init__(self, client: Client, workload: Workload, command: Command) -> None:
         self._client = client
         self._workload = workload
+        self._command = command
         self.is_stopping = False
+        self._has_started = False
         self._has_left = False
+        self._is_stop_made = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -116,6 +159,12 @@ class _Interrupts:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def tell_started(self) -> None:
+        """Notes the start. A workload that started in spite of a signal is stopped."""
+        self._has_started = True
+        if self.is_stopping and not self._is_stop_made:
+            self._begin_stop(f"{self._workload.name} started before its cancellation: ")
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = self._workload.name
         if self.is_stopping:
@@ -123,12 +172,33 @@ class _Interrupts:
             echo_error(f"leasehold: left; `leasehold get workloads {name}` shows its state")
             raise ProgramExit(EXIT_INTERRUPTED)
         self.is_stopping = True
-        echo_error(f"leasehold: stopping {name}, which is killed after 10 s; Ctrl-C again leaves now")
+        if self._has_started:
+            self._begin_stop()
+            return
+        echo_error(f"leasehold: cancelling the start of {name}; Ctrl-C again leaves now")
+        threading.Thread(target=self._cancel, daemon=True).start()
+
+    def _begin_stop(self, why: str = "") -> None:
+        self._is_stop_made = True
+        echo_error(
+            f"leasehold: {why}stopping {self._workload.name}, which is killed after 10 s; "
+            "Ctrl-C again leaves now"
+        )
         threading.Thread(target=self._stop, daemon=True).start()
+
+    def _cancel(self) -> None:
+        try:
+            self._client.cancel(self._command.command_id)
+        except LeaseholdError as error:
+            self._tell(error)
 
     def _stop(self) -> None:
         try:
             self._client.stop(self._workload.workload_id)
         except LeaseholdError as error:
-            if error.reason != "WRONG_STATE" and not self._has_left:  # WRONG_STATE: it has just ended
-                echo_error(error_line(error.message, error.reason))
+            if error.reason != "WRONG_STATE":  # it has just ended
+                self._tell(error)
+
+    def _tell(self, error: LeaseholdError) -> None:
+        if not self._has_left:
+            echo_error(error_line(error.message, error.reason))

@@ -46,7 +46,8 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
 
     commands: list[Command] = []
     refusals: list[LeaseholdError] = []
-    for command_id in dict.fromkeys(command_ids):
+    ids = list(dict.fromkeys(command_ids))
+    for command_id in ids:
         try:
             commands.append(client.cancel(command_id))
         except NoCoordinatorError:
@@ -55,7 +56,7 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
             refusals.append(error)
     try:
         if commands:
-            conclude_cancel(client, commands, options)
+            conclude_cancel(client, commands, options, is_list=len(ids) > 1)
     except (SystemExit, LeaseholdError):
         for refusal in refusals:
             echo_error(error_line(refusal.message, refusal.reason))

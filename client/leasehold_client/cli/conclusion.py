@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
@@ -68,6 +68,10 @@ def conclude(
         try:
             for attempt in _attempts(client, command, options, again):
                 command = attempt
+        except KeyboardInterrupt:
+            if has_ended(command.state):  # the wait was for the readiness
+                interrupted(f"{operation_name(command)} did not begin, since a workload is not ready")
+            interrupted(_remainder([command]))
         except LeaseholdError:
             if options.is_document and has_ended(command.state):  # the wait was for the readiness
                 echo_message(command, options.output)
@@ -87,7 +91,10 @@ def conclude(
 def _attempts(
     client: Client, command: Command, options: CommandOptions, again: Callable[[], Command] | None
 ) -> Iterator[Command]:
-    """Waits for a command, and creates it again while a workload was not ready. Yields each at its end."""
+    """Waits for a command, and creates it again while a workload was not ready. Yields each at its end.
+
+    A command that is created here is yielded before the wait, too.
+    """
     began = time.monotonic()
     command = _wait(client, command, options.wait_s, options)
     yield command
@@ -97,7 +104,9 @@ def _attempts(
         limit_s = command.timeout.ToNanoseconds() / 1e9 if options.wait_s is None else options.wait_s
         _wait_ready(client, command, limit_s - (time.monotonic() - began), options)
         left_s = None if options.wait_s is None else limit_s - (time.monotonic() - began)
-        command = _wait(client, again(), left_s, options)
+        command = again()
+        yield command
+        command = _wait(client, command, left_s, options)
         yield command
 
 
@@ -121,10 +130,7 @@ def _wait_ready(client: Client, command: Command, limit_s: float, options: Comma
             f"leasehold: workload {name} is not ready: waiting",
             f"  {one_line(command.error.message)}",
         )
-    try:
-        client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
-    except KeyboardInterrupt:
-        interrupted(f"{operation_name(command)} did not begin, since workload {name} is not ready")
+    client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
 
 
 def conclude_all(
@@ -137,7 +143,8 @@ def conclude_all(
 ) -> None:
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
-    Exits with 1 if any command is refused or fails, else with 4 if the wait for any command timed out.
+    Exits with 1 if any command is refused or fails, else with 4 if the wait for any command timed out. Ctrl-C
+    ends the wait: the outcomes so far are printed, and the open commands are named.
 
     Args:
         client: The client.
@@ -164,8 +171,9 @@ def conclude_all(
             errors.append(error)
     commands = [(label, command) for label, command, _ in created]
     failures: dict[str, LeaseholdError] = {}
+    is_interrupted = False
     if options.wait:
-        commands = _wait_for_all(client, created, options, failures)
+        commands, is_interrupted = _wait_for_all(client, created, options, failures)
     errors += failures.values()
     is_list = is_search or len(creations) > 1
     if options.is_document and (commands or is_search):
@@ -187,6 +195,8 @@ def conclude_all(
             _echo_stored(command, label, options)
     for refusal in errors:
         echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
+    if is_interrupted:
+        interrupted(_remainder(command for _, command in commands))
     if has_failed or not all(isinstance(refusal, WaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
@@ -265,18 +275,35 @@ def conclude_plans(
         sys.exit(EXIT_FAILED)
 
 
-def conclude_cancel(client: Client, commands: Sequence[Command], options: CommandOptions) -> None:
-    """Waits for the cancellation of commands, and exits with 1 if any command ended otherwise."""
-    ended = list(commands)
+def conclude_cancel(
+    client: Client, commands: Sequence[Command], options: CommandOptions, *, is_list: bool
+) -> None:
+    """Waits for the cancellation of commands, and prints each outcome.
+
+    Exits with 1 if any command ended otherwise, else with 4 if the wait for any command timed out. Ctrl-C as
+    for :func:`conclude_all`.
+
+    Args:
+        client: The client.
+        commands: The commands, whose cancellation is requested.
+        options: Wait for all commands together, and output format.
+        is_list: Whether several commands were named. In JSON, they are ``{"commands": […]}``.
+    """
+    failures: dict[str, LeaseholdError] = {}
+    ended, is_interrupted = [(command.command_id, command) for command in commands], False
     if options.wait:
-        ended = [one if has_ended(one.state) else _wait_cancelled(client, one, options) for one in commands]
+        ended, is_interrupted = _wait_for_all(
+            client, [(command.command_id, command, None) for command in commands], options, failures
+        )
     if options.is_document:
-        printed = [to_dict(command) for command in ended]
-        echo_document({"commands": printed} if len(printed) > 1 else printed[0], options.output)
+        printed = [to_dict(command) for _, command in ended]
+        echo_document({"commands": printed} if is_list else printed[0], options.output)
     is_uncancelled = False
-    for command in ended:
+    for _, command in ended:
         what = f"{command.command_id}: {operation_name(command)}"
         if not has_ended(command.state):
+            if command.command_id in failures or is_interrupted:
+                continue
             if options.is_told:
                 standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
         elif command.state == COMMAND_STATE_CANCELLED:
@@ -292,16 +319,15 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
             is_uncancelled = True
             first, *others = failure_lines(command)
             _echo_failure([f"{command.command_id} was not cancelled: {first}", *others])
+    for failure in failures.values():
+        failure.message += "; its cancellation is stored, and waits for its worker"
+        echo_error(error_line(with_short_names(client, failure.message), failure.reason))
+    if is_interrupted:
+        interrupted(_remainder(command for _, command in ended))
     if is_uncancelled:
         sys.exit(EXIT_FAILED)
-
-
-def _wait_cancelled(client: Client, command: Command, options: CommandOptions) -> Command:
-    try:
-        return _wait(client, command, options.wait_s, options)
-    except CommandWaitTimeoutError as error:
-        error.message += "; its cancellation is stored, and waits for its worker"
-        raise
+    if failures:
+        sys.exit(EXIT_WAIT_TIMEOUT)
 
 
 def _fail(lines: list[str]) -> NoReturn:
@@ -326,22 +352,26 @@ def _wait_for_all(
     created: Sequence[tuple[str, Command, Callable[[], Command] | None]],
     options: CommandOptions,
     failures: dict[str, LeaseholdError],
-) -> list[tuple[str, Command]]:
-    """The commands at their end, or at the end of the wait.
+) -> tuple[list[tuple[str, Command]], bool]:
+    """The commands at their end, or at the end of the wait, and whether Ctrl-C ended the wait.
 
     A failed wait is added to ``failures`` by the id of its command: a timeout, or no readiness.
     """
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []
-    for label, command, again in created:
+    for number, (label, command, again) in enumerate(created):
         left_s = options.wait_s
         if left_s is not None:
             left_s = max(left_s - (time.monotonic() - began), min(left_s, LAST_LOOK_S))
         limited = replace(options, wait_s=left_s, output="table")  # the caller prints all commands together
         latest = command
         try:
-            for attempt in _attempts(client, command, limited, again):
-                latest = attempt
+            if again is not None or not has_ended(command.state):
+                for attempt in _attempts(client, command, limited, again):
+                    latest = attempt
+        except KeyboardInterrupt:
+            rest = [(label, latest), *((label, command) for label, command, _ in created[number + 1 :])]
+            return [*ended, *_looked_at(client, rest)], True
         except NoCoordinatorError:
             raise
         except LeaseholdError as error:
@@ -349,20 +379,41 @@ def _wait_for_all(
             error.message = _about(label, error.message)
             failures[latest.command_id] = error
         ended.append((label, latest))
-    return ended
+    return ended, False
+
+
+def _looked_at(client: Client, commands: Sequence[tuple[str, Command]]) -> Iterator[tuple[str, Command]]:
+    """The present state of commands, or their last known one if the coordinator does not answer."""
+    is_answered = True
+    for label, command in commands:
+        latest = command
+        if is_answered and not has_ended(command.state):
+            try:
+                latest = client.command(command.command_id)
+            except LeaseholdError:
+                is_answered = False
+        yield label, latest
+
+
+def _remainder(commands: Iterable[Command]) -> str:
+    """What continues after an interrupted wait. Empty: nothing."""
+    ids = [command.command_id for command in commands if not has_ended(command.state)]
+    if not ids:
+        return ""
+    one = len(ids) == 1
+    return (
+        f"{'command' if one else 'commands'} {', '.join(ids)} {'continues' if one else 'continue'}: "
+        f"`leasehold get commands {' '.join(ids)}` shows {'its state' if one else 'their states'}"
+    )
 
 
 def _wait(client: Client, command: Command, wait_s: float | None, options: CommandOptions) -> Command:
     """Waits for a command. As a document, the command is printed after a timeout too."""
-    command_id = command.command_id
-    remainder = f"command {command_id} continues: `leasehold get commands {command_id}` shows its state"
     try:
         return follow(client, command, wait_s)
-    except KeyboardInterrupt:
-        interrupted(remainder)
     except CommandWaitTimeoutError as error:
         if options.is_document:
             echo_message(error.command, options.output)
         raise
     except NoCoordinatorError as error:
-        raise NoCoordinatorError(f"{error.message}; {remainder}") from None
+        raise NoCoordinatorError(f"{error.message}; {_remainder([command])}") from None

@@ -114,6 +114,8 @@ def get(
     if watch:
         if sort_by:
             raise UsageError("--watch shows changes in their order: leave out --sort-by")
+        if include_ended:
+            raise UsageError("--watch begins with open workloads, and shows their end: leave out --all")
         if columns or quiet or output in ("wide", "name"):
             raise UsageError("--watch prints a line per change: leave out -q, --columns, -o wide and -o name")
         if len(names) > 1:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
 
 from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.display.terminal_text import echo_error
@@ -12,6 +13,7 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from leasehold.v1.worker_pb2 import Worker
 
     from leasehold_client.coordinator.client import Client
 
@@ -33,14 +35,12 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
         raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
     if name and kind not in ("workloads", "events"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
+    shown = _Shown(bool(filter_text))
     while True:
         try:
             for response in _responses(client, kind, name or "", filter_text):
-                change = response.WhichOneof("change")
-                is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
-                if change == "bookmark" or is_other_kind:
-                    continue
-                if not echo_lines(_text(response, change, output)):
+                text = _text(shown, response, kind, output)
+                if text and not echo_lines(text):
                     return
             return
         except LeaseholdError as error:
@@ -67,9 +67,34 @@ def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterat
             return client.watch_fleet(filter=filter_text)
 
 
-def _text(response: Message, change: str, output: str) -> str:
+@final
+@dataclass(slots=True)
+class _Shown:
+    """What a watch has told, for later changes.
+
+    Attributes:
+        is_filtered: Whether the watch has a filter.
+        names: With a filter, the names of printed entries by id.
+        workers: Workers by id, for the contact of GPUs.
+    """
+
+    is_filtered: bool
+    names: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+
+def _text(shown: _Shown, response: Message, kind: str, output: str) -> str:
+    """A change as text. Empty: nothing to print."""
+    change = response.WhichOneof("change") or "bookmark"
+    if kind == "gpus" and "worker" in change:
+        return _contact_text(shown, response, change) if output == "table" else ""
+    if change == "bookmark" or (kind == "workers" and "gpu" in change):
+        return ""
+    name = _known_name(shown, response, change)
+    if not name and change.startswith("deleted_"):
+        return ""
     if output == "table":
-        return _line(response, change)
+        return _line(shown, response, change, name)
     import json
 
     from leasehold_client.display.documents import document_text, to_dict
@@ -78,29 +103,79 @@ def _text(response: Message, change: str, output: str) -> str:
     return json.dumps(document) if output == "json" else f"---\n{document_text(document, output)}"
 
 
-def _line(response: Message, change: str) -> str:
-    """A change as one line: a name or an id, and the state."""
-    from leasehold.v1 import lease_pb2, worker_pb2
+def _known_name(shown: _Shown, response: Message, change: str) -> str:
+    """The name of a changed entry. Empty: a deletion of an entry that was not printed.
 
+    With a filter, each change of an entry that does not match comes as a deletion.
+    """
     from leasehold_client.arguments.gpu_names import gpu_place
-    from leasehold_client.display.record_tables import event_text
-    from leasehold_client.display.terminal_text import one_line
-    from leasehold_client.messages import command_state, enum_name, operation_name, time_text, workload_state
 
     value = getattr(response, change)
     match change:
         case "worker":
-            state = enum_name(worker_pb2.WorkerState.Name, value.state, "WORKER_STATE_")
-            text = f"{value.name} {state}"
+            identifier, name = value.worker_id, value.name
         case "gpu":
-            state = enum_name(lease_pb2.SlotState.Name, value.lease.state, "SLOT_STATE_").lower()
-            text = f"{gpu_place(value)} {state} {value.workload_name or value.lease.workload_id}".rstrip()
+            identifier, name = value.gpu.uuid, gpu_place(value)
         case "workload":
-            text = f"{value.name} {workload_state(value)}"
+            identifier, name = value.workload_id, value.name
         case "command":
-            text = f"{value.command_id} {operation_name(value)} {command_state(value)} {value.phase}".rstrip()
+            identifier = name = value.command_id
+        case "event":
+            return str(value.event_id)
+        case _:
+            return shown.names.pop(value, "") if shown.is_filtered else str(value)
+    if shown.is_filtered:
+        shown.names[identifier] = name
+    return str(name)
+
+
+def _contact_text(shown: _Shown, response: Message, change: str) -> str:
+    """A line about a worker whose state changed since its last one, in a watch of GPUs."""
+    from leasehold_client.display.fleet_tables import worker_state
+    from leasehold_client.display.terminal_text import one_line
+
+    value = getattr(response, change)
+    if change == "deleted_worker_id":  # with a filter, also a worker that does not match
+        shown.workers.pop(value, None)
+        return ""
+    known = shown.workers.get(value.worker_id)
+    shown.workers[value.worker_id] = value
+    is_changed = known is not None and known.state != value.state
+    return one_line(f"{value.name} {worker_state(value)}") if is_changed else ""
+
+
+def _line(shown: _Shown, response: Message, change: str, name: str) -> str:
+    """A change as one line: a name or an id, and the state."""
+    from leasehold_client.display.fleet_tables import slot_state, worker_state
+    from leasehold_client.display.record_tables import event_text
+    from leasehold_client.display.terminal_text import one_line
+    from leasehold_client.messages import command_state, operation_name, time_text, workload_state
+
+    value = getattr(response, change)
+    match change:
+        case "worker":
+            text = f"{name} {worker_state(value)}"
+        case "gpu":
+            holder = value.workload_name or value.lease.workload_id
+            text = f"{name} {slot_state(value)} {holder}".rstrip() + _contact_mark(shown, value.worker_id)
+        case "workload":
+            text = f"{name} {workload_state(value)}"
+        case "command":
+            text = f"{name} {operation_name(value)} {command_state(value)} {value.phase}".rstrip()
         case "event":
             text = f"{time_text(value.time)} {event_text(value)}"
         case _:
-            text = f"{value} deleted"
+            text = f"{name} no longer matches, or was deleted" if shown.is_filtered else f"{name} deleted"
     return one_line(text)
+
+
+def _contact_mark(shown: _Shown, worker_id: str) -> str:
+    """The mark of a GPU whose host is out of contact: its state is the last known one."""
+    from leasehold.v1 import worker_pb2
+
+    from leasehold_client.messages import enum_name
+
+    worker = shown.workers.get(worker_id)
+    if worker is None or worker.state == worker_pb2.WORKER_STATE_CONNECTED:
+        return ""
+    return f" (host {enum_name(worker_pb2.WorkerState.Name, worker.state, 'WORKER_STATE_')})"

@@ -81,7 +81,8 @@ def list_kind(client: Client, plural: str, query: Query) -> Listing:
         case "gpus":
             gpus = known_gpus(client, text, order)
             if names:
-                wanted, refusals = _each(lambda name: resolve_list(name, gpus)[0], names)
+                found_uuids, refusals = _each(lambda name: resolve_list(name, gpus), names)
+                wanted = {uuid for uuids in found_uuids for uuid in uuids}
                 gpus = [gpu for gpu in gpus if gpu.gpu.uuid in wanted]
                 return Listing(gpus, fleet_tables.GPU_COLUMNS, gpu_place, lambda one: one.gpu.uuid, refusals)
             return Listing(gpus, fleet_tables.GPU_COLUMNS, gpu_place, lambda one: one.gpu.uuid)

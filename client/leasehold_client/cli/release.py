@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command(epilog=examples("leasehold release taken", "leasehold release --hold h-5c1e0f"))
+@click.command(epilog=examples("leasehold release taken", "leasehold release --hold c-5c1e0f"))
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workloads)
 @click.option("--hold", "hold_id", metavar="ID", help="Give up this hold instead: its GPUs become free.")
 @command_options

@@ -69,7 +69,8 @@ def rm_workload(client: Client, selection: Selection, yes: bool, output: str) ->
         count = deleted.deleted_command_count
         return f"{label}: deleted, with {count} command{'' if count == 1 else 's'}"
 
-    _delete(chosen, client.delete_workload, told, output)
+    is_list = selection.is_search or len(chosen) > 1
+    _delete(chosen, client.delete_workload, told, output, is_list=is_list)
 
 
 @rm.command(
@@ -102,7 +103,7 @@ def rm_worker(client: Client, names: Sequence[str], is_all: bool, yes: bool, out
         workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
         return f"{deleted.worker.name} ({deleted.worker.worker_id}): deleted{workloads}"
 
-    _delete(chosen, client.delete_worker, told, output)
+    _delete(chosen, client.delete_worker, told, output, is_list=is_all or len(chosen) > 1)
 
 
 def _gone_workers(client: Client) -> list[tuple[str, str]]:
@@ -136,6 +137,8 @@ def _delete(
     delete: Callable[[str], Deleted],
     told: Callable[[str, Deleted], str],
     output: str,
+    *,
+    is_list: bool,
 ) -> None:
     """Deletes records, each by itself.
 
@@ -144,25 +147,32 @@ def _delete(
         delete: Deletes one record.
         told: The line about a deleted record.
         output: Output format.
+        is_list: Whether the document is a list.
 
     Raises:
         LeaseholdError: The last refusal. The others were printed.
     """
-    from leasehold_client.display.documents import echo_message
+    from leasehold_client.display.documents import echo_document, echo_message, to_dict
 
     refusals: list[LeaseholdError] = []
+    documents: list[dict[str, object]] = []
     for label, name in chosen:
         try:
             deleted = delete(name)
-        except NoCoordinatorError:
-            raise
+        except NoCoordinatorError as error:
+            refusals.append(error)
+            break
         except LeaseholdError as error:
             refusals.append(error)
             continue
         if output == "table":
             echo(told(label, deleted))
+        elif is_list:
+            documents.append(to_dict(deleted))
         else:
             echo_message(deleted, output)
+    if is_list and output != "table":
+        echo_document({"deleted": documents}, output)
     raise_all(refusals)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -26,7 +24,7 @@ from leasehold_client.cli.verb import (
     workload_list,
 )
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import HelperTerms, Resources
@@ -142,8 +140,8 @@ def run(
     """Start a workload on a worker. The workload keeps running after this command has returned.
 
     With --attach, this command prints the output of the program, and exits with its code, or with 125 if
-    Leasehold itself fails. Ctrl-C stops the workload, and a second Ctrl-C does not wait for its end. The
-    program has no standard input.
+    Leasehold itself fails. Ctrl-C stops the workload, or cancels its start. A second Ctrl-C does not wait for
+    the end. The program has no standard input.
     """
     from leasehold.v1.workload_pb2 import WorkloadSpec
 
@@ -193,14 +191,7 @@ def run(
     if attach:
         from leasehold_client.cli.attached_run import attach as attach_to
 
-        try:
-            conclude(client, command, workload.name, replace(options, quiet=True))
-        except SystemExit:
-            if remove:  # a program that was never started has a record, too
-                with suppress(LeaseholdError):  # its workload has not ended, such as after a timeout
-                    client.delete_workload(workload.workload_id)
-            raise
-        attach_to(client, workload, remove=remove)
+        attach_to(client, workload, command, options, remove=remove)
     conclude(client, command, workload.name, options)
     if options.quiet and options.wait:
         echo(workload.workload_id)

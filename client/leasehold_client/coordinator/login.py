@@ -38,6 +38,12 @@ TICKET_LIMIT: Final = 65_536
 
 CALL_TIMEOUT_S: Final = 10.0
 NONCE_BYTES: Final = 16
+UNREACHABLE: Final = (
+    "the address is that of the token: check that the coordinator's listener for joins (--join-listen) is "
+    "reachable from this host, or ask an admin for another token"
+)
+"""The remedy of a login without an answer, which has no option for the address."""
+
 OPTIONS: Final = (("grpc.enable_retries", 0),)
 """gRPC repeats no join by itself: it would send the same certificate request again."""
 
@@ -115,7 +121,9 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
         try:
             with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
                 response = _call(
-                    lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
+                    lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S),
+                    ticket.address,
+                    UNREACHABLE,
                 )
         except LeaseholdError as error:
             if (
@@ -241,8 +249,8 @@ def _with_certificate(context: Context, issued: IssuedCertificate) -> Context:
     )
 
 
-def _call(call: Callable[[], Answer], address: str) -> Answer:
-    """Makes a call.
+def _call(call: Callable[[], Answer], address: str, remedy: str = "") -> Answer:
+    """Makes a call. The remedy is for an address at which no coordinator answers.
 
     Raises:
         LeaseholdError: It failed.
@@ -253,4 +261,4 @@ def _call(call: Callable[[], Answer], address: str) -> Answer:
         failure = explain(cast("grpc.Call", error).details() or "", address)
         if failure is not None:
             raise LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE) from None
-        raise decode_error(error, address) from None
+        raise decode_error(error, address, remedy) from None

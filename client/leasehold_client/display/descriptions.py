@@ -31,6 +31,7 @@ from leasehold_client.messages import (
     command_state,
     duration_s,
     enum_name,
+    is_partial,
     moment_text,
     operation_name,
     workload_state,
@@ -79,7 +80,7 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
         places: Short names of GPUs by UUID.
     """
     shown = Description()
-    spec, status = workload.spec, workload.status
+    spec, status, is_whole = workload.spec, workload.status, not is_partial(workload)
     shown.add("Name", workload.name)
     shown.add("Id", workload.workload_id)
     shown.add("State", workload_state(workload))
@@ -88,7 +89,7 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add("Worker", worker)
     shown.add("Owner", workload.owner or NONE)
     shown.add("Unix user", workload.user)
-    shown.add("Origin", origin_text(workload))
+    shown.add("Origin", origin_text(workload) if is_whole else "")
     shown.add("Program", " ".join(spec.arguments))
     shown.add("Directory", spec.working_directory)
     shown.add("Variables", ", ".join(sorted([*spec.environment, *spec.secret_environment])))
@@ -98,7 +99,7 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add("Priority", spec.priority if spec.HasField("priority") else "")
     if spec.HasField("helper"):
         shown.add("Preemptible", f"grace {duration_s(spec.helper.grace) or 10:g} s")
-    shown.add("Eviction policy", policy_text(spec.eviction))
+    shown.add("Eviction policy", policy_text(spec.eviction) if is_whole else "")
     shown.add("Suspended by", policy_text(status.parked_by) if status.HasField("parked_by") else "")
     shown.add("In host memory", size_text(status.parked_bytes) if status.HasField("parked_bytes") else "")
     shown.add("On disk", size_text(status.disk_bytes) if status.HasField("disk_bytes") else "")
@@ -106,7 +107,7 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add("Hooks", ", ".join(f"{hook.name} ({hook.WhichOneof('action')})" for hook in spec.hooks))
     if status.HasField("kernel"):
         shown.add("Application", f"{status.kernel.kind} {status.kernel.kernel_id}")
-    shown.add("Labels", labels_text(workload.labels))
+    shown.add("Labels", labels_text(workload.labels) if is_whole else "")
     shown.add("Annotations", labels_text(workload.annotations) if workload.annotations else "")
     shown.add_time("Created", workload.create_time)
     shown.add_time("Started", status.start_time)
@@ -116,7 +117,7 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     if status.state == WORKLOAD_STATE_EXITED and status.HasField("end_time") and not status.HasField("exit"):
         shown.add("Exit", "unknown: only the parent of the program learns it")
     shown.add("First process", status.root_pid if status.HasField("root_pid") else "")
-    shown.add("Generation", status.generation)
+    shown.add("Generation", status.generation if is_whole else "")
     for member in status.members:
         used = ", ".join(
             f"{places.get(uuid, uuid)} {size_text(used_bytes)}"
@@ -245,7 +246,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
     shown.add_time("Created", command.create_time)
     shown.add_time("Changed", command.update_time)
     shown.add_time("Ended", command.end_time)
-    shown.add("Timeout", f"{duration_s(command.timeout):g} s")
+    shown.add("Timeout", f"{duration_s(command.timeout):g} s" if command.HasField("timeout") else "")
     if command.HasField("error"):
         for number, line in enumerate(failure_lines(command)):
             shown.add("Error" if not number else f"Error {number + 1}", with_places(line, places))

@@ -13,7 +13,7 @@ from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.tables import Column, field_size, field_text
 from leasehold_client.display.terminal_text import safe_cell
-from leasehold_client.messages import age_text, enum_name, time_text, workload_state
+from leasehold_client.messages import PARKED, age_text, enum_name, is_partial, time_text, workload_state
 
 UNREMARKABLE: Final = (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK)
 STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WORKLOAD_ORIGIN_RUN)
@@ -21,7 +21,7 @@ STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WO
 
 WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
     Column("NAME", lambda worker: worker.name, shrinks=True),
-    Column("STATE", lambda worker: _worker_state(worker), is_state=True),
+    Column("STATE", lambda worker: worker_state(worker), is_state=True),
     Column("GPUS", lambda worker: field_text(worker, "gpu_count")),
     Column("FREE", lambda worker: field_text(worker, "free_gpu_count")),
     Column("PARKED", lambda worker: field_text(worker, "parked_workload_count"), drop=3),
@@ -55,7 +55,8 @@ def worker_reason(worker: Worker) -> str:
     return "; ".join(parts)
 
 
-def _worker_state(worker: Worker) -> str:
+def worker_state(worker: Worker) -> str:
+    """The state of a worker, with a session without TLS and a cordon."""
     state = enum_name(worker_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")
     if worker.HasField("session_encrypted") and not worker.session_encrypted:
         state += ",insecure"
@@ -149,11 +150,11 @@ def workload_columns(places: Mapping[str, str]) -> Sequence[Column[Workload]]:
         Column("PARKED", _parked, drop=3),
         Column("AGE", lambda workload: age_text(workload.create_time), drop=1),
         Column("ORIGIN", origin_text, is_wide=True),
-        Column("USER", lambda workload: workload.user or "-", is_wide=True),
-        Column("PRIORITY", lambda workload: str(workload.spec.priority), is_wide=True),
+        Column("USER", lambda workload: workload.user or _no_value(workload), is_wide=True),
+        Column("PRIORITY", _priority, is_wide=True),
         Column("EVICTION", eviction_text, is_wide=True),
         Column("PID", _pid, is_wide=True),
-        Column("LABELS", lambda workload: labels_text(workload.labels), is_wide=True),
+        Column("LABELS", _labels, is_wide=True),
         Column("CREATED", lambda workload: time_text(workload.create_time), is_wide=True),
         Column("ID", lambda workload: workload.workload_id, is_wide=True),
     )
@@ -168,22 +169,39 @@ def _parked(workload: Workload) -> str:
     status = workload.status
     parts = [size_text(status.parked_bytes)] if status.HasField("parked_bytes") else []
     parts += [f"{size_text(status.disk_bytes)} on disk"] if status.HasField("disk_bytes") else []
-    return ", ".join(parts) or "-"
+    return ", ".join(parts) or (_no_value(workload) if status.state in PARKED else "-")
 
 
 def eviction_text(workload: Workload) -> str:
-    """Policy of the last suspend, or else of the spec. "-": neither."""
+    """Policy of the last suspend, or else of the spec. "-": neither; "?": unknown."""
     if workload.status.HasField("parked_by"):
         return policy_text(workload.status.parked_by)
-    return policy_text(workload.spec.eviction) if workload.spec.HasField("eviction") else "-"
+    if workload.spec.HasField("eviction"):
+        return policy_text(workload.spec.eviction)
+    return _no_value(workload)
+
+
+def _priority(workload: Workload) -> str:
+    return "?" if is_partial(workload) else str(workload.spec.priority)
+
+
+def _labels(workload: Workload) -> str:
+    return "?" if is_partial(workload) else labels_text(workload.labels)
 
 
 def _pid(workload: Workload) -> str:
-    return str(workload.status.root_pid) if workload.status.HasField("root_pid") else "-"
+    return str(workload.status.root_pid) if workload.status.HasField("root_pid") else _no_value(workload)
+
+
+def _no_value(workload: Workload) -> str:
+    """The text of an unset field, which may be hidden."""
+    return "?" if is_partial(workload) else "-"
 
 
 def origin_text(workload: Workload) -> str:
-    """How the workload was registered, such as ``exec``."""
+    """How the workload was registered, such as ``exec``. "?": unknown."""
+    if is_partial(workload):
+        return "?"
     if workload.origin in STARTED_HERE:
         return "run"
     return enum_name(WorkloadOrigin.Name, workload.origin, "WORKLOAD_ORIGIN_").lower()

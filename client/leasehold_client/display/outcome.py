@@ -93,14 +93,19 @@ def _whole_phase(phase: PhaseTiming, moved_by_members: int) -> str:
 
 def failure_lines(command: Command) -> list[str]:
     """Formats the error of a command, the state of each member, and the warnings."""
-    reason = reason_name(command.error.reason)
-    state = command_state(command)
-    message = one_line(command.error.message)
     return [
-        f"{operation_name(command)} {state}: {message} ({reason})",
+        f"{operation_name(command)} {command_state(command)}: {failure_text(command)}",
         *member_lines(command),
         *warning_lines(command),
     ]
+
+
+def failure_text(command: Command) -> str:
+    """The message of a failure with its reason. The message, or both, are hidden of others' commands."""
+    if not command.HasField("error"):
+        return "?"
+    message, reason = one_line(command.error.message), reason_name(command.error.reason)
+    return f"{message} ({reason})" if message else reason
 
 
 def warning_lines(command: Command) -> list[str]:

@@ -6,14 +6,22 @@ from typing import Final
 from leasehold.v1.access_service_pb2 import Role, RoleBinding
 from leasehold.v1.audit_pb2 import AuditEntry, AuditOutcome
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
-from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.enrolment_service_pb2 import JoinToken
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.event_pb2 import Event, EventKind
 
 from leasehold_client.byte_sizes import size_text
+from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display.tables import Column
-from leasehold_client.messages import age_text, command_state, enum_name, operation_name, time_text
+from leasehold_client.messages import (
+    age_text,
+    command_state,
+    enum_name,
+    operation_name,
+    reason_name,
+    time_text,
+)
 
 EVENT_COLUMNS: Final[Sequence[Column[Event]]] = (
     Column("AGE", lambda event: age_text(event.time)),
@@ -75,11 +83,24 @@ def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:
         Column("ABOUT", about, drop=3, shrinks=True),
         Column("STATE", _command_state, is_state=True),
         Column("AGE", lambda command: age_text(command.create_time), drop=1),
-        Column("PHASE", lambda command: command.phase or "-", is_wide=True),
-        Column("ACTOR", lambda command: command.actor or "-", is_wide=True),
+        Column("PHASE", lambda command: command.phase or _no_value(command), is_wide=True),
+        Column("ACTOR", lambda command: command.actor or _no_value(command), is_wide=True),
         Column("CREATED", lambda command: time_text(command.create_time), is_wide=True),
-        Column("MESSAGE", lambda command: command.error.message or "-", drop=2, shrinks=True),
+        Column("MESSAGE", _command_message, drop=2, shrinks=True),
     )
+
+
+def _no_value(command: Command) -> str:
+    """The text of an unset field. A command whose fields are hidden lacks the time of its last change too."""
+    return "-" if command.HasField("update_time") else "?"
+
+
+def _command_message(command: Command) -> str:
+    """The message of a failure, or the reason if the message is hidden. "?": hidden; "-": no failure."""
+    if command.HasField("error"):
+        return command.error.message or reason_name(command.error.reason)
+    has_failed = has_ended(command.state) and command.state != COMMAND_STATE_SUCCEEDED
+    return "?" if has_failed else "-"
 
 
 def _command_state(command: Command) -> str:

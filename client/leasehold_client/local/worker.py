@@ -6,7 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar, cast, final
@@ -23,8 +23,8 @@ from leasehold.local.v1.local_service_pb2 import (
 from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_client.config import SOCKET_VARIABLE
-from leasehold_client.errors import LeaseholdError, decode_refusal
+from leasehold_client.config import SOCKET_VARIABLE, state_directory
+from leasehold_client.errors import LeaseholdError, UsageError, decode_refusal
 
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
@@ -53,14 +53,15 @@ def socket_path() -> Path:
     """
     if named := os.environ.get(SOCKET_VARIABLE):
         return Path(named)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    own = Path(base) / "leasehold/worker/worker.sock"
-    for path in (SYSTEM_SOCKET, own):
+    paths = [SYSTEM_SOCKET]
+    with suppress(UsageError):  # no home directory
+        paths.append(state_directory() / "worker/worker.sock")
+    for path in paths:
         if _is_there(path):
             return path
     raise NoWorkerError(
-        f"no worker listens at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its socket with "
-        f"--socket or {SOCKET_VARIABLE}"
+        f"no worker listens at {' or '.join(map(str, paths))}: start `leasehold worker`, or name its socket "
+        f"with --socket or {SOCKET_VARIABLE}"
     )
 
 

@@ -6,6 +6,7 @@ import platform
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -107,13 +108,15 @@ def _versions() -> bytes:
 
 
 def _settings_files() -> Mapping[str, Path]:
-    return {
+    files = {
         "worker.toml": Path(os.environ.get("LEASEHOLD_WORKER_CONFIG") or "/etc/leasehold/worker.toml"),
         "coordinator.toml": Path(
             os.environ.get("LEASEHOLD_COORDINATOR_CONFIG") or "/etc/leasehold/coordinator.toml"
         ),
-        "cli.toml": config.config_path(),
     }
+    with suppress(FileNotFoundError):  # no home directory
+        files["cli.toml"] = config.config_path()
+    return files
 
 
 def _read_settings(path: Path) -> dict[str, object] | None:

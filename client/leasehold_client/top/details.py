@@ -19,16 +19,16 @@ from leasehold_client.display.tables import field_size, table_lines
 from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import (
     PARKED,
-    age_text,
     ago_text,
     duration_s,
     enum_name,
+    is_partial,
     moment_text,
     operation_name,
     reason_name,
     workload_state,
 )
-from leasehold_client.top.row_text import tier_text
+from leasehold_client.top.row_text import parked_age, phase_text, tier_text
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 
 
@@ -147,7 +147,8 @@ def _workload_lines(workload: Workload, places: Mapping[str, str], now_s: float)
     error = ""
     if status.HasField("error"):
         error = f"{with_places(status.error.message, places)} ({reason_name(status.error.reason)})"
-    parked = f"{tier_text(workload)}, for {age_text(status.park_time, now_s)}"
+    parked = f"{tier_text(workload)}, for {parked_age(workload, now_s)}"
+    policy = policy_text(spec.eviction) if spec.HasField("eviction") else "default"
     kernel = status.kernel
     lines = _facts(
         [
@@ -156,7 +157,7 @@ def _workload_lines(workload: Workload, places: Mapping[str, str], now_s: float)
             ("GPUs", held),
             ("parked", parked if status.state in PARKED else ""),
             ("former GPUs", former),
-            ("policy", policy_text(spec.eviction) if spec.HasField("eviction") else "default"),
+            ("policy", "" if is_partial(workload) else policy),
             ("parked by", policy_text(status.parked_by) if status.HasField("parked_by") else ""),
             ("owner", workload.owner),
             ("user", workload.user),
@@ -188,14 +189,15 @@ def _kernel_text(kind: str, health: KernelHealth.ValueType) -> str:
 
 
 def _command_lines(command: Command, about: str, worker_name: str, now_s: float) -> list[str]:
+    timeout = f"{duration_s(command.timeout):g} s, with the wait"
     lines = _facts(
         [
             ("about", about),
             ("worker", worker_name),
             ("state", enum_name(CommandState.Name, command.state, "COMMAND_STATE_")),
-            ("phase", "" if has_ended(command.state) else command.phase or "waits for its worker"),
+            ("phase", "" if has_ended(command.state) else phase_text(command)),
             ("created", moment_text(command.create_time, now_s)),
-            ("timeout", f"{duration_s(command.timeout):g} s, with the wait"),
+            ("timeout", timeout if command.HasField("timeout") else ""),
             ("by", command.actor),
             ("for", command.on_behalf_of),
             ("took", f"{duration_s(command.result.duration):.2f} s" if command.HasField("result") else ""),

@@ -14,8 +14,7 @@ from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason
-from leasehold_client.display.outcome import seconds_text, timing_line
-from leasehold_client.display.terminal_text import one_line
+from leasehold_client.display.outcome import failure_text, seconds_text, timing_line
 from leasehold_client.messages import (
     PARKED,
     age_text,
@@ -24,7 +23,6 @@ from leasehold_client.messages import (
     duration_s,
     enum_name,
     operation_name,
-    reason_name,
     span_text,
     workload_state,
 )
@@ -223,20 +221,27 @@ def _policy(workload: Workload | None) -> str:
 def _workload_pieces(workload: Workload, now_s: float, width: int) -> list[Piece]:
     is_parked = workload.status.state in PARKED
     word = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_").lower()
-    since = workload.status.park_time if is_parked else workload.create_time
+    age = age_text(workload.create_time, now_s)
+    if is_parked:
+        age = parked_age(workload, now_s)
     pieces = [
         Piece("", 3),
         Piece(f"P {word}" if is_parked else f"- {word}", 15, _workload_style(workload)),
         Piece(workload.name, _name_width(width)),
         Piece(" ", 1),
         Piece(tier_text(workload) if is_parked else "holds no GPU", 25),
-        Piece(age_text(since, now_s), 10),
+        Piece(age, 10),
     ]
     state = workload_state(workload)
     if width < WIDE:
         return [*pieces, Piece("" if state == word.upper() else state)]
     by = policy_text(workload.status.parked_by) if workload.status.HasField("parked_by") else ""
     return [*pieces, Piece(state, 31, _workload_style(workload)), Piece(by)]
+
+
+def parked_age(workload: Workload, now_s: float) -> str:
+    """The time since the suspend. "?": unknown."""
+    return age_text(workload.status.park_time, now_s) if workload.status.HasField("park_time") else "?"
 
 
 def tier_text(workload: Workload) -> str:
@@ -264,8 +269,9 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
     state = command_state(command)
     style = _COMMANDS.get(command.state, "bold red" if is_over else "bold cyan")
     begun_s = command.create_time.seconds
-    end_s = float(command.end_time.seconds) if command.HasField("end_time") else now_s
-    since = ago_text(command.end_time, now_s) if is_over else span_text(end_s - begun_s)
+    since = span_text(now_s - begun_s)
+    if is_over:
+        since = ago_text(command.end_time, now_s) if command.HasField("end_time") else "?"
     pieces = [
         Piece("  ", 2),
         Piece(operation_name(command), 11),
@@ -282,11 +288,17 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
 def progress_text(command: Command) -> str:
     """The phase of an open command, the phases of a successful one with their rates, or the failure."""
     if not has_ended(command.state):
-        progress = command.phase or "waits for its worker"
+        progress = phase_text(command)
         return f"{progress}, cancellation requested" if command.cancel_requested else progress
     if command.state == command_pb2.COMMAND_STATE_SUCCEEDED:
-        return _success_text(command.result)
-    return f"{one_line(command.error.message)} ({reason_name(command.error.reason)})"
+        return _success_text(command.result) if command.HasField("result") else "?"
+    return failure_text(command)
+
+
+def phase_text(command: Command) -> str:
+    """The phase of an open command. "?": a running one whose phase is hidden."""
+    is_running = command.state == command_pb2.COMMAND_STATE_RUNNING
+    return command.phase or ("?" if is_running else "waits for its worker")
 
 
 def _success_text(result: CommandResult) -> str:

@@ -11,6 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.command_service_pb2 import (
+    CancelCommandRequest,
+    CancelCommandResponse,
+    WatchCommandRequest,
+    WatchCommandResponse,
+)
 from leasehold.v1.workload_pb2 import Exit, Workload
 from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadResponse,
@@ -136,6 +142,17 @@ def test_a_workload_continues_without_a_coordinator(
     assert done.stderr.endswith("; workload one continues: `leasehold logs -f one` goes on with it\n")
 
 
+def attached(program: ScriptedCoordinator, config: Path) -> "subprocess.Popen[str]":
+    """A process of its own, which gets signals."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "leasehold_client", "run", "--attach", "--rm", "--", "count"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LEASEHOLD_COORDINATOR": program.address, "XDG_CONFIG_HOME": str(config)},
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
     program: ScriptedCoordinator, tmp_path: Path, number: signal.Signals
@@ -154,13 +171,7 @@ def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
         return StopWorkloadResponse(command=command(PENDING))
 
     program.answers |= {"ReadWorkloadOutput": read, "StopWorkload": stop}
-    with subprocess.Popen(
-        [sys.executable, "-m", "leasehold_client", "run", "--attach", "--", "count"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "LEASEHOLD_COORDINATOR": program.address, "XDG_CONFIG_HOME": str(tmp_path)},
-    ) as process:
+    with attached(program, tmp_path) as process:
         assert reading.wait(TIMEOUT_S)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n", "so the signal comes while the output is read"
@@ -175,3 +186,61 @@ def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
         "leasehold: left; `leasehold get workloads one` shows its state",
     ]
     assert [request.workload for request in program.asked(StopWorkloadRequest)] == ["id-of-one"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [command_pb2.COMMAND_STATE_CANCELLED, SUCCEEDED, None])
+def test_a_signal_during_the_start_cancels_it(
+    program: ScriptedCoordinator,
+    tmp_path: Path,
+    number: signal.Signals,
+    end: command_pb2.CommandState.ValueType | None,
+) -> None:
+    watching, cancelled, stopping, over = (threading.Event() for _ in range(4))
+
+    def watch(request: WatchCommandRequest, context: object) -> Iterator[WatchCommandResponse]:
+        yield WatchCommandResponse(command=command(command_pb2.COMMAND_STATE_RUNNING))
+        watching.set()
+        (over if end is None else cancelled).wait(TIMEOUT_S)
+        if end is not None:
+            yield WatchCommandResponse(command=command(end, 2))
+
+    def cancel(request: CancelCommandRequest, context: object) -> CancelCommandResponse:
+        cancelled.set()
+        return CancelCommandResponse(command=command(command_pb2.COMMAND_STATE_RUNNING))
+
+    def stop(request: StopWorkloadRequest, context: object) -> StopWorkloadResponse:
+        stopping.set()
+        return StopWorkloadResponse(command=command(PENDING))
+
+    def read(request: ReadWorkloadOutputRequest, context: object) -> Iterator[ReadWorkloadOutputResponse]:
+        stopping.wait(TIMEOUT_S)
+        yield ReadWorkloadOutputResponse(data=b"down\n", next_offset=5)
+
+    program.answers |= {
+        "WatchCommand": watch,
+        "CancelCommand": cancel,
+        "StopWorkload": stop,
+        "ReadWorkloadOutput": read,
+    }
+    with attached(program, tmp_path) as process:
+        assert watching.wait(TIMEOUT_S)
+        process.send_signal(number)
+        assert cancelled.wait(TIMEOUT_S)
+        if end is None:
+            process.send_signal(number)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+        over.set()
+    first, second, *_ = stderr.splitlines()
+    assert first == "leasehold: cancelling the start of one; Ctrl-C again leaves now"
+    assert [request.command_id for request in program.asked(CancelCommandRequest)] == ["c-1"]
+    has_started = end == SUCCEEDED
+    assert [request.workload for request in program.asked(StopWorkloadRequest)] == ["id-of-one"] * has_started
+    assert len(program.asked(DeleteWorkloadRequest)) == (end is not None)
+    assert process.returncode == (7 if has_started else 130)
+    assert second.startswith(
+        {
+            SUCCEEDED: "leasehold: one started before its cancellation: stopping one, which is killed after",
+            None: "leasehold: left; ",
+        }.get(end, "leasehold: suspend CANCELLED")
+    )

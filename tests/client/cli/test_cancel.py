@@ -1,6 +1,7 @@
 """The verb cancel, and the options of stop."""
 
 import json
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -145,3 +146,39 @@ def test_an_unknown_command_is_named_beside_another(
     assert done.code == code
     assert told in done.stderr
     assert "no command has the id 'nope'" in done.stderr
+
+
+def test_several_have_one_deadline_and_each_has_its_outcome(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    def found(command_id: str, state: command_pb2.CommandState.ValueType, revision: int) -> Command:
+        one = command(state, revision)
+        one.command_id = command_id
+        return one
+
+    def cancel(
+        request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext
+    ) -> command_service_pb2.CancelCommandResponse:
+        if request.command_id == "nope":
+            refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_COMMAND", "no command has the id 'nope'")
+        return command_service_pb2.CancelCommandResponse(command=found(request.command_id, RUNNING, 1))
+
+    def watch(
+        request: command_service_pb2.WatchCommandRequest, context: object
+    ) -> Iterator[command_service_pb2.WatchCommandResponse]:
+        ends = request.command_id == "c-2"
+        state, revision = (CANCELLED, 2) if ends else (RUNNING, 1)
+        yield command_service_pb2.WatchCommandResponse(command=found(request.command_id, state, revision))
+
+    scripted.answers |= {"CancelCommand": cancel, "WatchCommand": watch}
+    done = leasehold("cancel", "c-1", "c-2", "c-3", "--wait-timeout", "0.3")
+    assert (done.code, done.stdout) == (4, "c-2: suspend is CANCELLED\n")
+    first, second = done.stderr.splitlines()
+    for line, command_id in ((first, "c-1"), (second, "c-3")):
+        assert command_id in line
+        assert line.endswith("; its cancellation is stored, and waits for its worker")
+    printed = leasehold("cancel", "c-1", "c-2", "--wait-timeout", "0.3", "-o", "json")
+    states = {one["command_id"]: one["state"] for one in json.loads(printed.stdout)["commands"]}
+    assert states == {"c-1": "COMMAND_STATE_RUNNING", "c-2": "COMMAND_STATE_CANCELLED"}
+    one_of_two = leasehold("cancel", "c-2", "nope", "-o", "json")
+    assert [one["command_id"] for one in json.loads(one_of_two.stdout)["commands"]] == ["c-2"]

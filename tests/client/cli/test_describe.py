@@ -94,6 +94,16 @@ def test_a_workload_whose_exit_is_unknown(leasehold: CommandLine, fleet: Scripte
     assert "Exit" not in fields
 
 
+def test_hidden_fields_are_left_out(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    others = workload("one")
+    fleet.answers["GetWorkload"] = lambda request, context: GetWorkloadResponse(workload=others)
+    hidden = {"Origin", "Eviction policy", "Labels", "Generation"}
+    assert hidden <= described(leasehold, "workload", "one").keys()
+    others.ClearField("spec")
+    assert not hidden & described(leasehold, "workload", "one").keys()
+    assert "Timeout" not in described(leasehold, "command", "c-1")
+
+
 def test_a_worker(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     fields = described(leasehold, "worker", "alpha")
     assert fields["GPUs"] == "?", "what is unknown is not 0"

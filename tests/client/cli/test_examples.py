@@ -47,6 +47,12 @@ def test_every_verb_has_examples_that_parse(verb: str) -> None:
         command.make_context(verb, words[len(verb.split()) + 1 :])
 
 
+def test_the_id_of_a_hold_is_that_of_its_command() -> None:
+    words = [shlex.split(line) for command in VERBS.values() for line in lines(command) if "--hold " in line]
+    assert words
+    assert all(line[line.index("--hold") + 1].startswith("c-") for line in words)
+
+
 @pytest.mark.parametrize("name", plugins.PLUGINS)
 def test_the_verbs_of_other_packages_have_examples(name: str) -> None:
     command = main.leasehold.get_command(click.Context(main.leasehold), name)

@@ -78,6 +78,7 @@ def test_a_kind_has_several_words(leasehold: CommandLine, listed: ScriptedCoordi
         ("commands --columns about", "ABOUT\ntwo\n"),
         ("workload one two --columns name", "NAME\none\ntwo\n"),
         ("gpu alpha/1 beta/0 -o name", "alpha/1\nbeta/0\n"),
+        ("gpus alpha/0,alpha/1 -o name", "alpha/0\nalpha/1\n"),
     ],
 )
 def test_a_list_is_printed_as_asked(

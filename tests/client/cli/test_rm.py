@@ -148,6 +148,32 @@ def test_ended_workloads_are_deleted_and_each_refusal_is_printed(
         "leasehold: three lives (WRONG_STATE)",
     ]
     assert len(scripted.asked(workload_service_pb2.DeleteWorkloadRequest)) == 3
+    documents = {
+        ("two", "one"): (1, {"deleted": [{"deleted_command_count": 3}]}),
+        ("one",): (0, {"deleted_command_count": 3}),
+        ("--all", "--yes"): (0, {"deleted": []}),
+    }
+    scripted.answers["ListWorkloads"] = lambda request, context: workload_service_pb2.ListWorkloadsResponse()
+    for arguments, (code, document) in documents.items():
+        done = leasehold("rm", "workload", *arguments, "-o", "json")
+        assert (done.code, json.loads(done.stdout)) == (code, document)
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_the_document_of_several_tells_what_was_deleted_before_an_outage(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    def delete(
+        request: fleet_service_pb2.DeleteWorkerRequest, context: grpc.ServicerContext
+    ) -> fleet_service_pb2.DeleteWorkerResponse:
+        if request.worker != "alpha":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return fleet_service_pb2.DeleteWorkerResponse(worker=Worker(name="alpha"))
+
+    scripted.answers["DeleteWorker"] = delete
+    done = leasehold("rm", "worker", "alpha", "beta", "gamma", "-o", "json")
+    assert done.code == 3
+    assert [one["worker"]["name"] for one in json.loads(done.stdout)["deleted"]] == ["alpha"]
 
 
 def serve_workers(scripted: ScriptedCoordinator, *states: str) -> None:

@@ -1,13 +1,21 @@
 """Several workloads at once: by names, labels, a filter, or all."""
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.command_service_pb2 import WatchCommandRequest, WatchCommandResponse
+from leasehold.v1.command_service_pb2 import (
+    GetCommandRequest,
+    GetCommandResponse,
+    WatchCommandRequest,
+    WatchCommandResponse,
+)
 from leasehold.v1.operation_pb2 import Operation, StopOperation, SuspendOperation
 from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.workload_service_pb2 import (
@@ -25,6 +33,7 @@ from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse, workload
 
 PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -178,3 +187,40 @@ def test_quiet_prints_only_ids(leasehold: CommandLine, fleet: ScriptedCoordinato
     assert leasehold("suspend", "one", "-q").stdout == ""
     assert leasehold("suspend", "one", "-q", "--no-wait").stdout == "c-one\n"
     assert leasehold("suspend", "one", "two", "-q", "--no-wait").stdout == "c-one\nc-two\n"
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_ctrl_c_tells_the_outcomes_so_far_and_the_open_commands(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, is_answered: bool
+) -> None:
+    left = threading.Event()
+    known_watch = fleet.answers["WatchCommand"]
+
+    def watch(request: WatchCommandRequest, context: grpc.ServicerContext) -> Iterator[WatchCommandResponse]:
+        if request.command_id != "c-two":
+            yield from known_watch(request, context)
+            return
+        os.kill(os.getpid(), signal.SIGINT)
+        context.add_callback(left.set)
+        left.wait(TIMEOUT_S)
+
+    def get(request: GetCommandRequest, context: grpc.ServicerContext) -> GetCommandResponse:
+        if not is_answered:
+            context.abort(grpc.StatusCode.INTERNAL, "out of order")
+        state = SUCCEEDED if request.command_id == "c-four" else PENDING
+        suspend = Operation(suspend=SuspendOperation())
+        return GetCommandResponse(
+            command=Command(command_id=request.command_id, state=state, operation=suspend)
+        )
+
+    fleet.answers |= {"WatchCommand": watch, "GetCommand": get}
+    done = leasehold("suspend", "one", "two", "four", "five")
+    ended = ["one", "four"] if is_answered else ["one"]
+    told = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert told == [f"{name}: suspend done in 0.00 s" for name in ended]
+    names = [f"c-{name}" for name in ("two", "four", "five") if name not in ended]
+    assert done.code == 130
+    assert done.stderr == (
+        f"leasehold: interrupted; commands {', '.join(names)} continue: `leasehold get commands "
+        f"{' '.join(names)}` shows their states\n"
+    )

@@ -9,7 +9,7 @@ from leasehold_client import contexts
 from leasehold_client.contexts import Context, Contexts, locked_contexts, read_contexts
 from leasehold_client.coordinator import login as enrolment
 from leasehold_client.coordinator.login import login
-from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_coordinator.access.authority import open_authority
 
 
@@ -50,13 +50,30 @@ def test_a_refused_login_leaves_no_context(
         identity="user/alice",
     )
 
-    def refuse(call: object, address: str) -> None:
+    def refuse(*arguments: object) -> None:
         raise LeaseholdError("the token is used up", reason=reason)
 
     monkeypatch.setattr(enrolment, "_call", refuse)
     with pytest.raises(LeaseholdError, match="used up"):
         enrolment.login(ticket, "", "")
     assert list(read_contexts().by_name) == kept
+
+
+def test_a_login_without_an_answer_has_a_remedy_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    authority = open_authority(_new(tmp_path / "one"))
+    ticket = JoinTicket(
+        address="127.0.0.1:1",
+        ca_certificates=[authority.certificate.public_bytes(Encoding.DER)],
+        secret=b"x" * 32,
+        identity="user/alice",
+    )
+    with pytest.raises(NoCoordinatorError, match=r"no coordinator answers at 127.0.0.1:1 \(") as error:
+        login(ticket, "", "")
+    assert error.value.message.endswith(f": {enrolment.UNREACHABLE}")
+    assert not error.value.is_sent
 
 
 def _new(folder: Path) -> Path:

@@ -1,15 +1,17 @@
 """Tables of workers, GPUs and workloads."""
 
 import pytest
-from leasehold.v1 import gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
 from leasehold_client.arguments.gpu_names import gpu_places
 from leasehold_client.display.fleet_tables import GPU_COLUMNS, WORKER_COLUMNS, gpu_reason, workload_columns
+from leasehold_client.display.record_tables import command_columns
 from leasehold_client.display.tables import View, echo_table
+from leasehold_coordinator.core.permitted_fields import COMMAND, SHARED_COMMAND, WORKLOAD, restricted
 
-from tests.client.scripted_coordinator import GPUS, workload
+from tests.client.scripted_coordinator import GPUS, command, workload
 
 CORDON = Cordon(reason="fan is\nloud", cordoned_by="ann@host")
 
@@ -128,4 +130,34 @@ def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.Ca
     assert [row[1] for row in rows] == [
         "RUNNING(as of 2027-01-15T08:00:00Z)",
         "RUNNING(not reported since the coordinator started)",
+    ]
+
+
+def test_hidden_fields_of_a_workload_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = ("origin", "user", "priority", "eviction", "pid", "labels")
+    own = workload()
+    echo_table(workload_columns(gpu_places(GPUS)), [own], View(names=hidden))
+    assert columns(capsys.readouterr().out)[1] == ["run", "-", "0", "-", "-", "-"]
+    own.labels["team"], own.status.parked_bytes, own.spec.priority = "a", 2**30, 7
+    others = restricted(own, WORKLOAD)
+    echo_table(workload_columns(gpu_places(GPUS)), [others], View(names=(*hidden, "parked")))
+    assert columns(capsys.readouterr().out)[1] == ["?"] * 6 + ["-"]
+    others.status.state = workload_pb2.WORKLOAD_STATE_SUSPENDED
+    echo_table(workload_columns(gpu_places(GPUS)), [others], View(names=("parked",)))
+    assert columns(capsys.readouterr().out)[1] == ["?"]
+
+
+def test_hidden_fields_of_a_command_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    own = command(command_pb2.COMMAND_STATE_SUCCEEDED)
+    own.update_time.FromSeconds(1)
+    failed = command(command_pb2.COMMAND_STATE_FAILED, actor="user/ann")
+    failed.update_time.FromSeconds(1)
+    failed.error.reason, failed.error.message = errors_pb2.ERROR_REASON_NOT_READY, "one is not ready"
+    seen = [own, failed, restricted(failed, SHARED_COMMAND), restricted(failed, COMMAND)]
+    echo_table(command_columns({}), seen, View(names=("phase", "actor", "message")))
+    assert columns(capsys.readouterr().out)[1:] == [
+        ["-", "-", "-"],
+        ["-", "user/ann", "one is not ready"],
+        ["-", "user/ann", "NOT_READY"],
+        ["?", "?", "?"],
     ]

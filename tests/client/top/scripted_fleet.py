@@ -28,7 +28,7 @@ from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease, Lease, SlotState
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
-from leasehold.v1.workload_pb2 import Workload, WorkloadState, WorkloadStatus
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
 from leasehold_client import AsyncClient
 from leasehold_client.top.app import TopApp
 from leasehold_client.top.contact import Contact
@@ -98,7 +98,12 @@ def workload(
     lease: dict[str, Any] = {"lease": Lease(gpu_uuids=gpu_uuids)} if gpu_uuids else {}
     told = WorkloadStatus(state=state, ready_time=NOW, **lease, **status)
     return Workload(
-        workload_id=f"id-of-{name}", name=name, worker_id=f"w-{worker}", status=told, create_time=NOW
+        workload_id=f"id-of-{name}",
+        name=name,
+        worker_id=f"w-{worker}",
+        spec=WorkloadSpec(),
+        status=told,
+        create_time=NOW,
     )
 
 

@@ -1,10 +1,11 @@
 """Rows as text: every state has a letter and a word, and unknown is not zero."""
 
 import pytest
-from leasehold.v1 import command_pb2, eviction_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.gpu_pb2 import GpuSample
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+from leasehold_client.top.details import detail_lines
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.row_text import row_pieces
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
@@ -136,3 +137,37 @@ def test_commands_have_phases_and_rates() -> None:
     shown = line(CommandRow(ended, "one", "alpha"))
     assert "took 2.0 s: checkpoint 2.0 s (20.0 GiB, 10.0 GiB/s)" in shown
     assert "2m ago" in shown
+
+
+def details(row: Row) -> str:
+    return "\n".join(detail_lines(row, {}, NOW.seconds + 125.0))
+
+
+@pytest.mark.parametrize("state", command_pb2.CommandState.values())
+def test_hidden_fields_of_a_command_are_not_zero(state: command_pb2.CommandState.ValueType) -> None:
+    row = CommandRow(command("c", state=state, phase=""), "one", "alpha")
+    for text in (line(row), details(row)):
+        for wrong in ("took", " 0 ", "UNSPECIFIED)", "- ", " -"):
+            assert wrong not in text
+    if state == command_pb2.COMMAND_STATE_RUNNING:
+        assert "waits for its worker" not in line(row) + details(row)
+        assert "phase    ?" in details(row)
+    if state in (command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED):
+        assert line(row).endswith("?")
+
+
+def test_a_hidden_message_of_a_failure_leaves_its_reason() -> None:
+    shared = command("c", state=command_pb2.COMMAND_STATE_FAILED, end_time=NOW)
+    shared.error.reason = errors_pb2.ERROR_REASON_NOT_READY
+    row = CommandRow(shared, "one", "alpha")
+    assert line(row).endswith(" NOT_READY")
+    assert "FAILED: NOT_READY" in details(row)
+
+
+def test_hidden_fields_of_a_parked_workload_are_unknown() -> None:
+    row = WorkloadRow(workload("of-bob", state=workload_pb2.WORKLOAD_STATE_SUSPENDED))
+    assert "policy   default" in details(row)
+    row.workload.ClearField("spec")
+    assert "policy" not in details(row)
+    assert "size unknown, for ?" in details(row)
+    assert line(row, 80).rstrip().endswith("size unknown             ?")

@@ -2,40 +2,32 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
 
-from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED
 from leasehold_client import Client, LeaseholdError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("worker", help="name of the host's worker")
 options = parser.parse_args()
-
-
-def each(call: Callable[[str], Command], workloads: Iterable[str]) -> dict[str, Command]:
-    """Results of a call by workload. A failure is told, and does not stop the others."""
-    results = {}
-    for workload in workloads:
-        try:
-            results[workload] = call(workload)
-        except LeaseholdError as error:
-            print(f"workload {workload}: {error}")
-    return results
-
-
 try:
     with Client() as client:
         response = client.suspend_worker(options.worker)
-        for refusal in response.refusals:
-            print(f"{refusal.workload_name} stays on its GPUs: {refusal.error.message}")
-        suspends = {command.workload_id: command for command in response.commands}
-        suspended = each(lambda workload: client.wait(suspends[workload]), suspends)
+        ended = [client.wait(command, check=False) for command in response.commands]
+        suspended = [one for one in ended if one.state == COMMAND_STATE_SUCCEEDED]
+        errors = {one.workload_id: one.error.message for one in response.refusals}
+        errors |= {one.workload_id: one.error.message for one in ended if one not in suspended}
+        for workload, message in errors.items():
+            print(f"workload {workload}: {message}")
         print(f"Suspended workloads: {len(suspended)}. Press Enter to restore them.")
         sys.stdin.readline()
-        restores = each(client.restore, suspended)
-        restored = each(lambda workload: client.wait(restores[workload]), restores)
-        print(f"Restored workloads: {len(restored)}.")
-        if len(restored) < len(suspends):
-            sys.exit(1)
+        restored = 0
+        for command in suspended:
+            try:
+                client.wait(client.restore(command.workload_id))
+                restored += 1
+            except LeaseholdError as error:  # the others are restored all the same
+                print(f"workload {command.workload_id}: {error}")
+        print(f"Restored workloads: {restored}.")
+        sys.exit(restored < len(ended))
 except LeaseholdError as error:
     sys.exit(f"suspend_host: {error}")

@@ -166,7 +166,7 @@ def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     for name in ("one", "two"):
         fleet.wait_counting(name)
         fleet.cli("stop", name)
-    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 45
+    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 33
 
 
 def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

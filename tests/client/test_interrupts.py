@@ -1,4 +1,4 @@
-"""SIGINT at any moment of the command's life leaves no traceback, and neither does an output that fails."""
+"""SIGINT at any moment of the command's life leaves no traceback, nor does an output that fails, nor no home."""
 
 import os
 import signal
@@ -151,3 +151,29 @@ def test_a_closed_output_gives_no_traceback(line: str, tmp_path: Path) -> None:
         ["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment
     )
     assert "Traceback" not in done.stderr
+
+
+HOMELESS = """
+import pwd
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+from leasehold_client.__main__ import main
+main()
+"""
+"""A user that the host does not know, as in a container, and without HOME."""
+
+
+@pytest.mark.parametrize("line", ["worker", "coordinator", "doctor", "doctor --host", "backup create kept"])
+def test_a_user_without_a_home_directory_gets_one_line(line: str, tmp_path: Path) -> None:
+    homeless = ("HOME", "XDG_STATE_HOME")
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, *line.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in homeless},
+    )
+    told = f"leasehold {line.split()[0]}: this user has no home directory: set HOME or XDG_STATE_HOME\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)

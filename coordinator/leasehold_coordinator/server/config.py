@@ -60,8 +60,15 @@ def is_loopback(host: str) -> bool:
 
 
 def default_state_directory() -> str:
-    """The default directory of tokens, store and socket."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    """The default directory of tokens, store and socket.
+
+    Raises:
+        StartError: The user has no home directory.
+    """
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    except RuntimeError:
+        raise StartError("this user has no home directory: set HOME or XDG_STATE_HOME") from None
     return str(Path(base) / "leasehold")
 
 

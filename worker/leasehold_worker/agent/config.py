@@ -47,8 +47,15 @@ FILE_LIMIT_BYTES: Final = 1_000_000
 
 
 def default_credentials_directory() -> Path:
-    """The default state directory of this user's coordinators."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    """The default state directory of this user's coordinators.
+
+    Raises:
+        StartError: The user has no home directory.
+    """
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    except RuntimeError:
+        raise StartError("this user has no home directory: set HOME or XDG_STATE_HOME") from None
     return Path(base) / "leasehold"
 
 

@@ -1,6 +1,7 @@
 """The options of ``leasehold doctor``. Its help imports no other module of the worker."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +86,11 @@ def command(
     # Safe: the doctor changes nothing, and its children end with it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from leasehold_worker.diagnostics import doctor  # late: see above
+    from leasehold_worker.errors import StartError
 
     settings = {"coordinator": coordinator, "credentials": credentials, "state_dir": state_dir}
-    doctor.run(config_path, settings, timeout_s, output, with_host=with_host)
+    try:
+        doctor.run(config_path, settings, timeout_s, output, with_host=with_host)
+    except StartError as error:  # there are no default settings
+        click.echo(f"leasehold doctor: {error}", err=True)
+        sys.exit(2)

@@ -1,4 +1,4 @@
-"""SIGINT at any moment of the command's life leaves no traceback, nor does an output that fails, nor no home."""
+"""SIGINT at any moment of a verb leaves no traceback, nor does an output that fails, nor a missing home."""
 
 import os
 import signal

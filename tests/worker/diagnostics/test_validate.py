@@ -81,7 +81,7 @@ def test_the_gpu_can_be_named(tmp_path: Path) -> None:
 SHORT_PROOFS = """
 from leasehold_worker.diagnostics import validate
 from leasehold_worker.agent.config import WorkerConfig
-validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
+validate.WorkerConfig = lambda **settings: WorkerConfig(proof_timeout_s=1.0, **settings)
 """
 """What is not as it must be is not waited for as long as for a real NVML."""
 

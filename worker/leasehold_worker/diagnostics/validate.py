@@ -117,7 +117,8 @@ async def _validate(
     wanted: str | None, size_bytes: int, interrupts: _Interrupts
 ) -> tuple[dict[str, Any], int]:
     with tempfile.TemporaryDirectory(prefix="leasehold-validate-") as folder:
-        async with open_parts(WorkerConfig(state_dir=Path(folder)), Path(folder), lambda _: None) as parts:
+        config = WorkerConfig(state_dir=Path(folder, "state"))
+        async with open_parts(config, Path(folder), lambda _: None) as parts:
             validation: Validation | None = None
             error: str | None = None
             exit_code = 0

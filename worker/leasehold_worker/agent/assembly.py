@@ -275,7 +275,7 @@ async def open_parts(
             host_memory,
             rates,
             verification,
-            PolicyChecks(resources, applications, application_store, disk, criu),
+            PolicyChecks(resources, applications, application_store, disk, criu, acquisition.may_claim),
             tiers,
         )
         adoption = Adoption(

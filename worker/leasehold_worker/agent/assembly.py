@@ -212,7 +212,15 @@ async def open_parts(
         acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
         termination = Termination(workloads, killer, exit_monitor)
         applications = ApplicationRegistry(workloads, nursery)
-        hook_factory = HookFactory(workloads, verification, applications.of, written, inherited, secrets)
+        hook_factory = HookFactory(
+            workloads,
+            verification,
+            applications.of,
+            applications.wait_served,
+            written,
+            inherited,
+            secrets,
+        )
         cuda_suspend = CudaSuspend(
             driver,
             inventory,

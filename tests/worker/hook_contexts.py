@@ -3,10 +3,13 @@
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from leasehold.v1 import eviction_pb2, hook_pb2
+import trio
+from leasehold.v1 import errors_pb2, eviction_pb2, hook_pb2
 from leasehold.v1.eviction_pb2 import WeightStrategy
 from leasehold.v1.hook_pb2 import Hook
+from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, identify
@@ -29,6 +32,11 @@ async def unknown() -> int | None:
     return None
 
 
+async def unserved(timeout_s: float) -> NoReturn:
+    await trio.sleep(timeout_s)
+    raise OperationError(errors_pb2.ERROR_REASON_KERNEL_NOT_READY, "nobody serves")
+
+
 def context(
     hooks: Sequence[Hook],
     directory: Path,
@@ -37,6 +45,7 @@ def context(
     root: ProcessIdentity | None = None,
     measure: Callable[[], Awaitable[int | None]] = unknown,
     kernel: KernelSide | None = None,
+    wait_kernel: Callable[[float], Awaitable[KernelSide]] = unserved,
     record: HookRecord | None = None,
 ) -> HookContext:
     return HookContext(
@@ -51,6 +60,7 @@ def context(
         environment={"PATH": os.environ["PATH"], "LEASEHOLD_WORKLOAD_ID": "w-1"},
         working_directory=directory,
         measure=measure,
+        wait_kernel=wait_kernel,
         kernel=kernel,
         record=record or HookRecord(),
     )

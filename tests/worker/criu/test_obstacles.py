@@ -119,14 +119,25 @@ def test_a_connection_to_another_process_is_an_obstacle_and_the_only_one_of_a_st
 def test_sockets_and_pipes_to_others_are_obstacles() -> None:
     ours, theirs = socket.socketpair()
     read_end, write_end = os.pipe()
-    with ours, theirs, holder("", theirs.fileno(), write_end) as root:
+    with ours, theirs, holder("", theirs.fileno(), write_end) as root, holder("", ours.fileno()):
         assert unix_peers()[os.fstat(ours.fileno()).st_ino] == os.fstat(theirs.fileno()).st_ino
         theirs.close()
+        ours.close()
         os.close(write_end)
         found = " ".join(obstacles.obstacles([root]))
     os.close(read_end)
     assert "Unix socket connected to a process outside the workload" in found
     assert "pipe to a process outside the workload" in found
+
+
+def test_a_stream_to_the_worker_is_an_obstacle_of_its_own() -> None:
+    """Its program can't close it: an application that serves a kernel has no image."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, holder("", theirs.fileno()) as root:
+        theirs.close()
+        (told,) = obstacles.obstacles([root])
+    assert "the program's stream to this worker" in told
+    assert "choose stop" in told
 
 
 async def test_daemons_and_programs_without_a_session_are_obstacles() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from leasehold.v1 import errors_pb2
 from leasehold.v1.hook_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
+from leasehold_worker.hooks.context import HookRecord
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
@@ -208,6 +210,29 @@ async def test_a_kernel_that_is_not_ready_says_so_itself(tmp_path: Path) -> None
 async def test_a_kernel_that_nobody_serves_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperationError, match=r"is not checkpointable"):
         await runner.down(context([Hook(name="kernel", kernel=KernelHook())], tmp_path))
+
+
+async def test_a_kernel_that_has_not_reconnected_yet_is_waited_for(tmp_path: Path) -> None:
+    application = ServingProgram()
+
+    async def registers(timeout_s: float) -> ServingProgram:
+        await trio.lowlevel.checkpoint()
+        return application
+
+    hooks = [Hook(name="kernel", kernel=KernelHook())]
+    await runner.up(context(hooks, tmp_path, wait_kernel=registers))
+    assert application.calls == ["cancel"]
+
+
+async def test_a_kernel_that_does_not_reconnect_fails_the_restore_but_no_rollback(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The loss of its stream has ended its quiescence."""
+    hooks = [Hook(name="kernel", kernel=KernelHook())]
+    assert await runner.roll_back(context(hooks, tmp_path, record=HookRecord(["kernel"]))) == []
+    with pytest.raises(OperationError, match="had not registered again") as error:
+        await runner.up(context(hooks, tmp_path))
+    assert error.value.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
 
 
 async def test_a_defect_on_the_way_back_does_not_keep_others_from_it(

@@ -44,6 +44,10 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
         yield opened
 
 
+def nobody_yields(*_: object) -> bool:
+    return False
+
+
 def suspended(process_strategy: int) -> Workload:
     """A workload without processes that needs 40 GiB of host memory again."""
     policy = EvictionPolicy(process_strategy=process_strategy, weight_strategy=RETAIN)  # type: ignore[arg-type]
@@ -66,7 +70,8 @@ async def test_a_workload_of_another_user_gets_no_image(tmp_path: Path, parts: P
     workload.account = numbered_account(2001, 2001)
     found = parts.criu
     criu = CriuSupport(CriuFacts(Path("criu"), "4.2"), found._store, found._host_memory, found._host)
-    checks = PolicyChecks(parts.resources, parts.applications, ApplicationStore(tmp_path), parts.disk, criu)
+    store = ApplicationStore(tmp_path)
+    checks = PolicyChecks(parts.resources, parts.applications, store, parts.disk, criu, nobody_yields)
     plan = Plan([WorkloadPlan(workload)], hold_id="")
     for look in (checks.look_at_image, checks.look_at_kept_image):
         await look(plan)
@@ -86,7 +91,7 @@ async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
     host.pool.release(held)
     host.pool.claim_gpus("other", ["GPU-1"])
     store = ApplicationStore(tmp_path / "images")
-    checks = PolicyChecks(host.resources, parts.applications, store, parts.disk, parts.criu)
+    checks = PolicyChecks(host.resources, parts.applications, store, parts.disk, parts.criu, nobody_yields)
     async with trio.open_nursery() as nursery:
         request = AllocRequest(GpuRequest(1), HostRequest(memory_bytes=40 * GIB))
         nursery.start_soon(host.resources.claim, "waiting", request)

@@ -18,10 +18,12 @@ from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.planning.plan import Plan
-from leasehold_worker.workloads.eviction import CUDA_SUSPEND, KEEP_RUNNING
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, KEEP_RUNNING, STOP
 
 from tests.grids import grid
 from tests.prefork import run
@@ -271,3 +273,46 @@ def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(
         assert restored.state == SUCCEEDED, restored.error
         wait_counting(session, "one", second)
         leases(session, ["", "one"])
+
+
+@pytest.mark.long
+def test_a_stopped_workload_gets_the_gpus_of_helpers_as_a_run_does(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    host = SimulatedHost.create(tmp_path / "one", gpus=1, chip="H100")
+    start_worker(host)
+    session = coordinator.next_session()
+    start(session, "one")
+    stop = SuspendOperation(policy=EvictionPolicy(process_strategy=STOP), force=True)
+    assert session.run("c1", "one", suspend=stop).state == SUCCEEDED
+    assert session.run("c2", "helper", run=helper_run("helper", 1)).state == SUCCEEDED
+    wait_counting(session, "helper")
+    plan = plan_of(session, "one", restore=RestoreOperation())
+    assert not plan.refusals
+    (resources,) = (check for check in plan.checks if check.name == "resources")
+    assert resources.result == plan_pb2.CHECK_RESULT_WARNING
+    restored = session.run("c3", "one", restore=RestoreOperation())
+    assert restored.state == SUCCEEDED, restored.error
+    wait_counting(session, "one")
+    leases(session, ["one"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_locked", [False, True], ids=["checkpointed", "locked"])
+async def test_a_restore_brings_back_what_another_program_suspended(
+    session: Session, host: SimulatedHost, driver: Driver, is_locked: bool
+) -> None:
+    pid = start(session, "one")
+    other = CheckpointProcess(driver, pid)
+    await (other.lock() if is_locked else other.suspend())
+    refused = session.run("c1", "one", suspend=SuspendOperation())
+    assert "another program suspended it" in refused.error.message
+    plan = plan_of(session, "one", restore=RestoreOperation())
+    assert not plan.already_there
+    assert not plan.refusals
+    restored = session.run("c2", "one", restore=RestoreOperation())
+    assert restored.state == SUCCEEDED, restored.error
+    assert not restored.result.already_there
+    wait_counting(session, "one", host.gpus[0].uuid)
+    leases(session, ["one", "", "", ""])
+    assert session.run("c3", "one", restore=RestoreOperation()).result.already_there

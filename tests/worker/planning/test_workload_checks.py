@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold_worker.driver.members import FAILED, LOCKED, RUNNING, Member
+from leasehold_worker.driver.members import CHECKPOINTED, FAILED, LOCKED, RUNNING, Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
@@ -39,8 +39,12 @@ def test_a_wrong_state_is_told_with_what_leads_to_the_right_one(state: int, reme
 
 @pytest.mark.parametrize(
     ("state", "remedy"),
-    [(LOCKED, "let its debugger or shell resume it"), (FAILED, "stop the workload")],
-    ids=["locked", "failed"],
+    [
+        (LOCKED, "another program suspended it"),
+        (CHECKPOINTED, "or restore the workload"),
+        (FAILED, "stop the workload"),
+    ],
+    ids=["locked", "checkpointed", "failed"],
 )
 def test_a_member_in_a_wrong_state_is_told_with_its_remedy(state: int, remedy: str) -> None:
     member = replace(MEMBER, state=workload_pb2.MemberState.ValueType(state))

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import RestoreOperation, RunOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, STOP
 
 from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
@@ -108,6 +110,27 @@ def test_whoever_was_suspended_before_stays_so(
     assert outcome.error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
     wait_counting(session, "w2", host.gpus[1].uuid)
     holders(session, "", "w2")
+
+
+@pytest.mark.long
+def test_a_workload_without_a_gpu_is_not_preempted(
+    start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
+) -> None:
+    """No hold would name it, so nothing would restore it after a failure, and no result would name it."""
+    start_worker(host)
+    session = start_two(coordinator)
+    policy = EvictionPolicy(process_strategy=CUDA_SUSPEND, escalate_to=STOP)
+    spec = workload_pb2.WorkloadSpec(arguments=["sleep", "100"], eviction=policy)
+    assert session.run("cpu", "w3", run=RunOperation(name="cpu", spec=spec)).state == SUCCEEDED
+    for command_id, operation in (
+        ("run", {"run": counter_run("n4", preempt=["w1", "w3"])}),
+        ("restore", {"restore": RestoreOperation(preempt=["w1", "w3"])}),
+    ):
+        outcome = session.run(command_id, "w4" if command_id == "run" else "w2", **operation)
+        assert outcome.error.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT
+        assert outcome.error.message.startswith("workload cpu holds no GPU")
+    wait_counting(session, "w1", host.gpus[0].uuid)
+    holders(session, "w1", "w2")
 
 
 @pytest.mark.long

@@ -34,7 +34,9 @@ from tests.worker.counters import (
     workload,
 )
 from tests.worker.criu_cases import criu_setting, real_criu
+from tests.worker.operations.test_acquisition import helper_run
 from tests.worker.operations.test_handler import calls_of
+from tests.worker.parking_cases import BEFORE, hook
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
 from tests.worker.stories.test_membership import wait_until
 
@@ -196,6 +198,24 @@ def test_a_stop_can_park_the_workloads(
     again = coordinator.next_session()
     assert slots(again) == [FREE] * 4
     assert workload(again, "w1").status.state == SUSPENDED
+
+
+@pytest.mark.long
+def test_nobody_gets_the_gpus_that_the_stop_of_a_worker_frees(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host, stop_workloads="park")
+    session = coordinator.next_session()
+    assert session.run("c1", "helper", run=helper_run("helper", 1)).state == SUCCEEDED
+    wait_counting(session, "helper")
+    assert session.run("c2", "large", run=counter_run("large", 3)).state == SUCCEEDED
+    wait_counting(session, "large")
+    slow = counter_run("slow")
+    slow.spec.hooks.append(hook("slow", BEFORE, "sleep 1"))  # in the meantime, the GPUs of the other are free
+    assert session.run("c3", "slow", run=slow).state == SUCCEEDED  # it preempts the helper
+    wait_counting(session, "slow")
+    assert worker.stop() == 0
+    assert [process.state.name for process in counters(host)] == ["CHECKPOINTED"] * 3
 
 
 def test_how_a_workload_ended_while_the_worker_was_away_is_told(

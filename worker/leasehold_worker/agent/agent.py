@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
@@ -183,7 +184,8 @@ async def _run(
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(parts.readiness.run)
             nursery.start_soon(preemption.run)
-            nursery.start_soon(hook_retries.run)
+            hook_retries_scope = trio.CancelScope()
+            nursery.start_soon(_run_within, hook_retries_scope, hook_retries.run)
             nursery.start_soon(parts.disk.run)
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
             async with (
@@ -198,6 +200,7 @@ async def _run(
                 nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
                 claims.suspend_streams()
                 # Applications that save themselves are reached by the local API.
+                hook_retries_scope.cancel()  # a retry would make its workload busy
                 await _finish_commands(commands)
                 await _end_workloads(parts, commands, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
@@ -221,6 +224,11 @@ async def _stop_at_once_on_signal(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
+async def _run_within(scope: trio.CancelScope, run: Callable[[], Awaitable[None]]) -> None:
+    with scope:
+        await run()
+
+
 async def _finish_commands(commands: Commands) -> None:
     commands.close()
     with trio.move_on_after(FINISH_TIMEOUT_S):
@@ -228,7 +236,14 @@ async def _finish_commands(commands: Commands) -> None:
 
 
 async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -> None:
-    """Leaves, suspends or stops the workloads at the end of the worker, by commands of its own."""
+    """Leaves, suspends or stops the workloads at the end of the worker, by commands of its own.
+
+    Nobody gets the GPUs that this frees: a claim or a yielded workload would run on after the worker.
+    """
+    if how == "leave":
+        return
+    # Not before: the commands that were under way may have needed GPUs.
+    parts.pool.slots.stop_granting()
 
     async def end(workload: Workload) -> None:
         if how == "stop":
@@ -245,5 +260,5 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
                 wanted = workload.state == RUNNING and workload.lease is not None
             else:
                 wanted = workload.origin not in LET_GO  # adopted and claiming processes are left alone
-            if how != "leave" and wanted and workload.state not in ENDED:
+            if wanted and workload.state not in ENDED:
                 nursery.start_soon(end, workload)

@@ -212,7 +212,15 @@ async def open_parts(
         acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
         termination = Termination(workloads, killer, exit_monitor)
         applications = ApplicationRegistry(workloads, nursery)
-        hook_factory = HookFactory(workloads, verification, applications.of, written, inherited, secrets)
+        hook_factory = HookFactory(
+            workloads,
+            verification,
+            applications.of,
+            applications.wait_served,
+            written,
+            inherited,
+            secrets,
+        )
         cuda_suspend = CudaSuspend(
             driver,
             inventory,
@@ -275,7 +283,7 @@ async def open_parts(
             host_memory,
             rates,
             verification,
-            PolicyChecks(resources, applications, application_store, disk, criu),
+            PolicyChecks(resources, applications, application_store, disk, criu, acquisition.may_claim),
             tiers,
         )
         adoption = Adoption(

@@ -174,11 +174,18 @@ class _Descriptors:
     def _socket(self, entry: _Open, inode: int) -> Iterator[str]:
         yield from self._connection(entry, inode)
         peer = self._peers.get(inode)
-        if peer and f"socket:[{peer}]" not in self._targets:
+        other_end = f"socket:[{peer}]"
+        if not peer or other_end in self._targets:
+            return
+        if any(own.target == other_end for own in _open_files(os.getpid())):
             yield (
-                f"{entry} Unix socket connected to a process outside the workload: close it "
-                "before the checkpoint"
+                f"{entry} the program's stream to this worker, as of a checkpointable application: choose "
+                "stop, for which the application saves itself, or cuda_suspend"
             )
+            return
+        yield (
+            f"{entry} Unix socket connected to a process outside the workload: close it before the checkpoint"
+        )
 
     def _pipe(self, entry: _Open) -> Iterator[str]:
         whole = {os.O_RDONLY, os.O_WRONLY} <= self._targets[entry.target] or os.O_RDWR in self._targets[

@@ -120,6 +120,7 @@ class HookContext:
         environment: Environment of commands, besides the variables of hooks.
         working_directory: Working directory of commands.
         measure: Device bytes that NVML lists for the members now. None: unknown.
+        wait_kernel: Waits for the checkpointable application, for some seconds at most.
         account: The Unix user of the workload, for commands and files. None: the worker's own.
         kernel: The checkpointable application. None: there is none.
         record: Progress of the hooks before the suspend.
@@ -135,6 +136,7 @@ class HookContext:
     environment: Mapping[str, str]
     working_directory: Path
     measure: Callable[[], Awaitable[int | None]]
+    wait_kernel: Callable[[float], Awaitable[KernelSide]]
     account: Account | None = None
     kernel: KernelSide | None = None
     record: HookRecord = field(default_factory=lambda: HookRecord(None))

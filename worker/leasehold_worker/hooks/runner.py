@@ -262,11 +262,14 @@ async def _act_up(turn: Turn) -> None:
         case "sglang":
             await sglang_hook.up(turn)
         case "kernel":
-            if turn.context.kernel is not None:
+            kernel = turn.context.kernel
+            if kernel is None and turn.phase is Phase.AFTER_RESTORE:
+                # A program needs some seconds to reconnect after a restart of the worker.
+                turn.doing = "the application had not registered again: see its output"
+                kernel = await turn.context.wait_kernel(timeout_s(turn.hook))
+            if kernel is not None:
                 turn.doing = "the application was resuming"
-                await turn.context.kernel.cancel(timeout_s(turn.hook))
-            elif turn.phase is Phase.AFTER_RESTORE:
-                raise HookFailedError("the application is not checkpointable any more: see its output")
+                await kernel.cancel(timeout_s(turn.hook))
 
 
 async def _act_once(turn: Turn) -> None:

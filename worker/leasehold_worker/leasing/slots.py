@@ -129,6 +129,13 @@ class GpuSlots:
             self.note_change()
         self._serve()
 
+    def stop_granting(self) -> None:
+        """Cordons the worker until it ends. The cordon is not on disk, so the next start grants again."""
+        if self.worker_cordon is None:
+            reason = "it is stopping, and grants GPUs again after its next start"
+            self.worker_cordon = Cordon(reason, "itself", datetime.now(UTC))
+            self.note_change()
+
     def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:
         """Sets the health verdict of a GPU. One that excludes the GPU stays until reset or loss."""
         before = self.get(gpu_uuid).standing

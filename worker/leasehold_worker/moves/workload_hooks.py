@@ -42,6 +42,7 @@ class HookFactory:
         workloads: The registry, with the folder of each workload.
         proof: Verification of members by NVML.
         kernel_of: The checkpointable application of a workload. None: there is none.
+        wait_kernel: Waits for the application of a workload, for some seconds at most.
         written: Waits until the workloads' records are on disk, or raises OperationError.
         inherited: Environment that hooks inherit from the worker.
         secrets: Reveals the secret variables of workloads.
@@ -52,6 +53,7 @@ class HookFactory:
         workloads: Workloads,
         verification: Verification,
         kernel_of: Callable[[str], KernelSide | None],
+        wait_kernel: Callable[[str, float], Awaitable[KernelSide]],
         written: Callable[[], Awaitable[None]],
         inherited: Mapping[str, str],
         secrets: SecretVariables,
@@ -59,6 +61,7 @@ class HookFactory:
         self._workloads = workloads
         self._verification = verification
         self._kernel_of = kernel_of
+        self._wait_kernel = wait_kernel
         self._written = written
         self._inherited = inherited
         self._secrets = secrets
@@ -117,6 +120,7 @@ class HookFactory:
             working_directory=working_folder,
             account=workload.account,
             measure=partial(self._measure, target),
+            wait_kernel=partial(self._wait_kernel, workload.workload_id),
             kernel=self._kernel_of(workload.workload_id),
             record=record,
             warnings=warnings,

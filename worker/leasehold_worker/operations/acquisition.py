@@ -68,7 +68,7 @@ class Acquisition:
         try:
             return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
         except OperationError as error:
-            if not self._may_claim(operation, request, error):
+            if not self.may_claim(operation.spec, request, error):
                 raise
             # Preemptible workloads make room for a waiting claim.
             with trio.move_on_after(HELPERS_TIMEOUT_S):
@@ -92,7 +92,7 @@ class Acquisition:
         try:
             self._resources.alloc("", request, live=False, priority=operation.spec.priority)
         except OperationError as error:
-            if not self._may_claim(operation, request, error):
+            if not self.may_claim(operation.spec, request, error):
                 raise
 
     def _request(self, operation: operation_pb2.RunOperation, preferred: Sequence[str]) -> AllocRequest:
@@ -109,12 +109,12 @@ class Acquisition:
         if operation.spec.HasField("helper") and takes and self._pool.waiting:
             raise self._pool.why_not(request.gpus)
 
-    def _may_claim(
-        self, operation: operation_pb2.RunOperation, request: AllocRequest, error: OperationError
+    def may_claim(
+        self, spec: workload_pb2.WorkloadSpec, request: AllocRequest, error: OperationError
     ) -> bool:
-        """Whether preemptible workloads would make room for a run that was refused with this error."""
+        """Whether preemptible workloads would make room for a program that was refused with this error."""
         lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
-        may_wait = not operation.spec.HasField("helper") and not operation.hold_id
+        may_wait = not spec.HasField("helper") and not request.hold_id
         return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
 
     async def request_of_helpers(

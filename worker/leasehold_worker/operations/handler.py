@@ -16,10 +16,11 @@ from leasehold.worker.v1.session_pb2 import CommandSpec
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.execution import CarryOut
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.ledger import preempted_by
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import require_folder_name
 from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.holds import Holds, HoldTerms
@@ -128,6 +129,7 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
+                self._require_leases(preempted_by(command))
                 async with self._placement.room_for(command, operation.run, progress, carry_out) as run:
                     await self.run(workload_id, run, progress, command.owner)
             case "suspend":
@@ -136,6 +138,7 @@ class Operations:
                 progress.hold_id = command.command_id if command.command_id in self._holds else ""
                 self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
             case "restore":
+                self._require_leases(preempted_by(command))
                 parked = self._workloads.get(workload_id).parked
                 restore = operation.restore
                 async with self._placement.room_for(command, restore, progress, carry_out) as restore:
@@ -173,6 +176,26 @@ class Operations:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
                     "this worker is older than the coordinator and does not know the operation: update it",
+                )
+
+    def _require_leases(self, preempted: Iterable[str]) -> None:
+        """Refuses to preempt a running workload without a GPU.
+
+        Its suspend frees nothing for the command. A failure restores the workloads that the hold names, and a
+        hold names no workload without a GPU.
+
+        Raises:
+            OperationError: INVALID_ARGUMENT.
+        """
+        for workload_id in preempted:
+            if workload_id not in self._workloads:
+                continue  # its suspend is refused
+            workload = self._workloads.get(workload_id)
+            if workload.state == RUNNING and workload.lease is None:
+                raise invalid(
+                    "preempt",
+                    f"workload {workload.name} holds no GPU, so to preempt it frees none: leave it out, or "
+                    "suspend it first by a command of its own",
                 )
 
     async def run(
@@ -239,6 +262,7 @@ class Operations:
         await self._programs.run_as.account(owner)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        self._require_leases(operation.preempt)
         for workload_id in operation.preempt:
             (await self.preflight.suspend(workload_id, operation_pb2.SuspendOperation())).require()
         if not operation.preempt:  # with preempt, the resources are free only after the suspends
@@ -326,6 +350,12 @@ class Operations:
         if workload.is_half_awake and not named:
             await self._keep_running.call_up(workload, progress)
             return
+        if workload.state == RUNNING and not named:
+            plan = await self.preflight.restore(workload_id, operation)
+            if self._is_settled(plan, progress):
+                return
+            text = f"another program suspended processes of workload {workload.name}: restore it"
+            self._workloads.lose(workload, OperationError(errors_pb2.ERROR_REASON_WRONG_STATE, text))
         if workload.state == STOPPED:
             plan = await self.preflight.restore(workload_id, operation)
             if not self._is_settled(plan, progress):

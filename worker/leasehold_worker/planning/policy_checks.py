@@ -1,10 +1,12 @@
 """The needs of a policy beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.workload_pb2 import WorkloadSpec
 
 from leasehold_worker.applications.checkpointing import no_kernel
 from leasehold_worker.applications.registry import ApplicationRegistry
@@ -45,7 +47,16 @@ _SAYS: Final = {
 
 @final
 class PolicyChecks:
-    """Checks the needs of policies, for the plans of one worker."""
+    """Checks the needs of policies, for the plans of one worker.
+
+    Args:
+        resources: The resources of the host.
+        applications: The checkpointable applications.
+        application_store: Their checkpoints on disk.
+        disk: The disk space for checkpoints.
+        criu: Process images.
+        may_claim: Whether preemptible workloads would make room for a program that was refused with an error.
+    """
 
     def __init__(
         self,
@@ -54,12 +65,14 @@ class PolicyChecks:
         application_store: ApplicationStore,
         disk: CheckpointDirectory,
         criu: CriuSupport,
+        may_claim: Callable[[WorkloadSpec, AllocRequest, OperationError], bool],
     ) -> None:
         self._resources = resources
         self._applications = applications
         self._application_store = application_store
         self._disk = disk
         self._criu = criu
+        self._may_claim = may_claim
 
     def check(self, plan: Plan, *, allowed: bool) -> None:
         """Refuses a policy that frees nothing, loses work, or is impossible.
@@ -196,15 +209,18 @@ class PolicyChecks:
                     f"workload {workload.name} is stopped and starts again: name GPUs instead of pairs",
                     {"field": "pairs"},
                 )
+        request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
+        if operation.gpu_uuids:
+            request = AllocRequest(GpuRequest(0), request.host, request.hold_id)
         with findings.check("resources", "there"):
-            request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
-            if operation.gpu_uuids:
-                request = AllocRequest(GpuRequest(0), request.host, request.hold_id)
             taken = self._resources.alloc(
                 workload.workload_id, request, live=False, priority=workload.spec.priority
             )
             gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
             plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
+        for refusal in list(findings.refusals):
+            if self._may_claim(workload.spec, request, refusal):
+                findings.excuse(refusal, "preemptible workloads release their GPUs first")
         if operation.checkpoint_id:
             with findings.check("checkpoint", f"{plan.checkpoint_id} is present"):
                 found = await trio.to_thread.run_sync(self._application_store.find, operation.checkpoint_id)

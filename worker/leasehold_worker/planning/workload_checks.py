@@ -101,10 +101,9 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
     for member in members:
         if member.state != RUNNING:
             state = state_name(member.state)
-            suspended = member.state in (LOCKED, CHECKPOINTED)
-            remedy = (
-                "let its debugger or shell resume it" if suspended else "stop the workload if it stays so"
-            )
+            remedy = "stop the workload if it stays so"
+            if member.state in (LOCKED, CHECKPOINTED):
+                remedy = "another program suspended it: resume it with that program, or restore the workload"
             if member.state == FAILED:
                 remedy = "stop the workload: the process is permanently FAILED"
             raise OperationError(

@@ -221,6 +221,7 @@ class CommandLedger:
             stored
             for stored in unfinished
             if stored.command.state == PENDING
+            and not stored.accepted  # of an older store, whose question could not be stored
             and stored.command.command_id in self.on_disk
             and self._has_place(
                 self._client(stored),
@@ -235,9 +236,15 @@ class CommandLedger:
         return Counter(self._client(stored) for stored in unfinished if stored.command.state != PENDING)
 
     def advance(self, worker_id: str, instance_id: str, now: Timestamp) -> Iterator[list[Effect]]:
-        """Sends waiting commands of a worker. A step is taken only when the iterator reaches it."""
+        """Sends waiting commands of a worker. A step is taken only when the iterator reaches it.
+
+        A step that can't be stored is the last one: the next would fail, too, and the same command is next.
+        """
         while (stored := self._next(worker_id)) is not None:
             yield self._send(stored, instance_id, now)
+            sent = self.commands.get(stored.command.command_id)
+            if sent is not None and sent.command.state == PENDING:
+                return
 
     def create(
         self,
@@ -309,10 +316,10 @@ class CommandLedger:
                 continue
             unknown_there = stored.command.command_id not in held
             overdue = is_overdue(stored, now, self.jumped_ns)
-            if stored.command.state == PENDING and not (is_restored or overdue):
+            if stored.command.state == PENDING and not (is_restored or overdue or stored.accepted):
                 continue  # never sent, so it waits for its turn
             if unknown_there and can_ask and (stored.accepted or is_restored):
-                effects.append(Send(stored, ask=True))  # the worker's journal keeps outcomes for a day
+                effects += self._ask(stored, instance_id, now)
             elif stored.accepted and unknown_there:
                 effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
             elif unknown_there and overdue:
@@ -320,6 +327,19 @@ class CommandLedger:
             else:
                 effects += self._send(stored, instance_id, now)
         return effects
+
+    def _ask(self, stored: StoredCommand, instance_id: str, now: Timestamp) -> list[Effect]:
+        """Asks a worker for an outcome, which its journal keeps for a day.
+
+        A command that may have ended there is never sent, not even if the session ends before the answer.
+        """
+        command = stored.command
+        if command.state == PENDING:
+            command = _changed(command, DISPATCHED, now)
+        elif stored.accepted:
+            return [Send(stored, ask=True)]
+        asked = self._put(replace(stored, command=command, instance_id=instance_id, accepted=True))
+        return [Store(asked), Send(asked, ask=True)]
 
     def _send(self, stored: StoredCommand, instance_id: str, now: Timestamp) -> list[Effect]:
         command = stored.command
@@ -425,6 +445,7 @@ class CommandLedger:
             is_out_of_contact: Whether a worker counts as out of contact.
         """
         jumped_ns = self.jumped_ns  # fixed, as `now` is: the iteration may take a while
+        advanced: set[str] = set()
         for command_id in list(self.commands):
             stored = self.commands.get(command_id)
             if stored is None or command_id not in self.on_disk:
@@ -435,7 +456,8 @@ class CommandLedger:
             if command.state == PENDING:
                 if overdue:
                     yield self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto())
-                elif instance_id is not None:
+                elif instance_id is not None and command.worker_id not in advanced:
+                    advanced.add(command.worker_id)  # each time looks at all commands of the worker
                     yield from self.advance(command.worker_id, instance_id, now)
             elif (
                 command.state != UNKNOWN

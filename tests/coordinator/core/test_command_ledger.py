@@ -237,17 +237,52 @@ def test_what_was_accepted_and_is_gone_from_the_journal_is_never_sent_again() ->
 
 def test_a_worker_is_asked_for_what_its_hello_lacks_where_it_may_have_ended() -> None:
     ledger = sent()
-    (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(90), is_restored=True, can_ask=True)
+    _, effect = ledger.welcome(ALPHA, INSTANCE, set(), at(90), is_restored=True, can_ask=True)
     assert isinstance(effect, Send)
     frame = frame_of(effect, 7, at(90))
     assert (frame.ask, frame.cancel, state(ledger)) == (True, False, DISPATCHED)
-    told(ledger, ACCEPTED)
     (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(90), can_ask=True)
     assert isinstance(effect, Send)
-    assert effect.ask, "it was accepted, so it is never sent again"
+    assert effect.ask, "it may have ended there, so it is never sent again"
     *_, effect = ledger.welcome(ALPHA, INSTANCE, {"c1"}, at(90), is_restored=True, can_ask=True)
     assert isinstance(effect, Send)
     assert not effect.ask
+
+
+def test_a_waiting_command_of_an_older_store_is_asked_for_and_not_sent() -> None:
+    """The worker may have ended it after the backup, and the first answer counts."""
+    ledger = created(None)
+    effects = ledger.welcome(ALPHA, INSTANCE, set(), at(1), is_restored=True, can_ask=True)
+    assert kinds(kept(ledger, effects)) == [Store, Send]
+    assert state(ledger) == DISPATCHED
+    assert list(ledger.advance(ALPHA, INSTANCE, at(1))) == []
+    (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(2), can_ask=True)
+    assert isinstance(effect, Send)
+    assert effect.ask
+
+
+def test_a_waiting_command_whose_question_could_not_be_stored_is_asked_for_later() -> None:
+    ledger = created(None)
+    store, _ = ledger.welcome(ALPHA, INSTANCE, set(), at(1), is_restored=True, can_ask=True)
+    assert isinstance(store, Store)
+    ledger.revert(store)
+    assert list(ledger.advance(ALPHA, INSTANCE, at(1))) == []
+    _, effect = ledger.welcome(ALPHA, INSTANCE, set(), at(2), can_ask=True)
+    assert isinstance(effect, Send)
+    assert effect.ask
+
+
+def test_a_waiting_command_that_can_not_be_stored_as_sent_has_one_turn_in_a_tick() -> None:
+    ledger = CommandLedger()
+    for number in range(3):
+        waiting = command()
+        waiting.command_id = f"c{number}"
+        kept(ledger, ledger.create(waiting, at(0), None))
+    for turn, effects in enumerate(ledger.tick(at(1), lambda _: INSTANCE, lambda _: False)):
+        assert turn == 0
+        for effect in effects:
+            if isinstance(effect, Store):
+                ledger.revert(effect)
 
 
 def test_a_command_that_the_journal_does_not_have_is_interrupted() -> None:

@@ -152,6 +152,7 @@ def test_parked_workloads_tell_how_and_where(leasehold: CommandLine, scripted: S
     )
     image = Workload(
         name="two",
+        spec=WorkloadSpec(),
         status=WorkloadStatus(
             state=workload_pb2.WORKLOAD_STATE_CHECKPOINTED, parked_bytes=GIB, disk_bytes=2 * GIB
         ),

@@ -1,12 +1,13 @@
 """The timeline in a real browser: what it learns after its first answer."""
 
 import re
+import time
 from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import open_page
+from .browsers import SCRIPTED_STREAM, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -75,6 +76,64 @@ def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
             "ended 9000, goes on open",
         ]
     assert asked == ["start=0", "start=47000", "start=4999"]
+
+
+TRUNCATED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  for (const [start, end] of [[1000, Infinity], [9000, Infinity], [2000, 20000], [2000, 3000]]) {
+    await history.want(start, end);
+    told.push([...history.spans.keys(), history.isCut(1500)].join(" "));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_the_time_before_a_truncated_answer_is_loaded_once_it_is_looked_at(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """Spans come in the order of their ends, so a truncated answer is complete from its first end on."""
+    goes_on = {"span_id": "on", "begin_time": 2_500}
+    late = {"span_id": "late", "begin_time": 1_800, "end_time": 9_000}
+    early = {"span_id": "early", "begin_time": 1_900, "end_time": 4_000}
+    answers = [([goes_on, late], True), ([goes_on], False), ([goes_on, late, early], False)]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        spans, is_truncated = answers.pop(0)
+        route.fulfill(json={"spans": spans, "is_truncated": is_truncated, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        assert page.evaluate(TRUNCATED) == ["on late true"] * 2 + ["on late early false"] * 2
+    assert asked == ["start=1000", "start=47000", "start=2000&end=9000"]
+
+
+@pytest.mark.long
+def test_the_note_on_a_truncated_timeline_stays_after_a_change(browser: Browser, web_fleet: WebFleet) -> None:
+    late = {**LEASED, "worker_name": "alpha", "begin_time": 1_800, "end_time": 1_000 * time.time()}
+    asked = 0
+
+    def tell(route: Route) -> None:
+        nonlocal asked
+        asked += 1
+        answer = {"spans": [late], "is_truncated": asked == 1, "time": 1_000 * time.time()}
+        route.fulfill(json=answer)
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}timeline")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        note = page.locator(".timeline-tools [role=status]")
+        expect(note).to_have_text("More happened than fits: zoom in.")
+        with page.expect_response("**/api/history?*"):
+            page.evaluate("tell", {"reset": {}, "changes": [], "state": {}})
+        page.wait_for_timeout(100)
+        expect(note).to_have_text("More happened than fits: zoom in.")
 
 
 LANE: Final = """async (status) => {

@@ -80,7 +80,7 @@ async def get_stays(request: web.Request) -> web.Response:
 
 
 async def get_marks(request: web.Request) -> web.Response:
-    """The commands and events of a time, the latest first, and whether there are more than fit."""
+    """The commands and events of a time, the latest first, and the time since which both are complete."""
     api = await request[SESSION].entry.api()
     start, end = _moment(request, "start"), _moment(request, "end")
     commands, events = await asyncio.gather(
@@ -95,13 +95,15 @@ async def get_marks(request: web.Request) -> web.Response:
             timeout=CALL_TIMEOUT_S,
         ),
     )
-    return answer(
-        {
-            "commands": await documents_of(request, commands.commands),
-            "events": await documents_of(request, events.events),
-            "is_truncated": bool(commands.next_page_token or events.next_page_token),
-        }
-    )
+    found: dict[str, object] = {
+        "commands": await documents_of(request, commands.commands),
+        "events": await documents_of(request, events.events),
+    }
+    cuts = [one.create_time for one in commands.commands[-1:] if commands.next_page_token]
+    cuts += [one.time for one in events.events[-1:] if events.next_page_token]
+    if cuts:
+        found["complete_from"] = max(cut.ToMicroseconds() for cut in cuts) / 1e3
+    return answer(found)
 
 
 def _last_stay(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:

@@ -12,13 +12,17 @@ const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a 
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
+// The time from which the answers are complete. Spans come in the order of their ends, the latest first.
+const cutOf = (leases, marks) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : 0, marks.complete_from ?? 0);
+
 export class History {
   constructor(onLoad, query = "") {
     this.spans = new Map();
     this.commands = new Map();
     this.events = new Map();
     this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
-    this.isTruncated = false;
+    this.cutAt = 0; // the time before which an answer was truncated, or 0
+    this.lacksStays = false; // whether too many workloads have an earlier stay
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
@@ -69,9 +73,11 @@ export class History {
     }
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
-    this.isTruncated = leases.is_truncated || Boolean(marks.is_truncated);
     const present = Math.min(to, leases.time);
-    this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], present)] : [from, present];
+    const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
+    this.known = this.known && begin <= this.known[1] ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
+    if (this.known[0] > from) this.cutAt = this.known[0];
+    else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
     if (!this.query) await this.loadStays(this.known[0]);
   }
@@ -79,7 +85,7 @@ export class History {
   // Loads where workloads were before a time, since a parked time that began earlier leads from there.
   async loadStays(time) {
     const wanted = this.withoutStay(time);
-    if (wanted.length > STAYS_LIMIT) this.isTruncated = true;
+    this.lacksStays = wanted.length > STAYS_LIMIT;
     for (let at = 0; at < Math.min(wanted.length, STAYS_LIMIT); at += STAYS_AT_ONCE) {
       const ids = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
       const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(ids.map((id) => ["workload", id]))}`);
@@ -112,6 +118,11 @@ export class History {
     this.keep(leases.spans);
     const ids = new Set(leases.spans.map((one) => one.span_id));
     return leases.is_truncated ? [] : [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id));
+  }
+
+  // Whether more happened since a time than answers have.
+  isCut(start) {
+    return start < this.cutAt || this.lacksStays;
   }
 
   // Forgets how far it is loaded, such as after an outage.

@@ -32,8 +32,9 @@ export function miniTimeline(workload, current, commands = () => []) {
     // A reserved GPU is not used yet, and may never be.
     const spans = [...history.spans.values()].filter((one) => one.state === "LEASED").sort((a, b) => a.begin_time - b.begin_time);
     const end = endOf(spans);
-    const start = Math.min((!history.isTruncated && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
-    cut.hidden = !history.isTruncated;
+    const isCut = history.isCut(0);
+    const start = Math.min((!isCut && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
+    cut.hidden = !isCut;
     const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;

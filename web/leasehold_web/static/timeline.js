@@ -66,7 +66,7 @@ export function show(main) {
   function refresh() {
     arrange();
     if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time));
-    state.textContent = safe(history.problem) || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
+    state.textContent = safe(history.problem) || (history.isCut(time.start) ? "More happened than fits: zoom in." : "");
     refreshTools();
     soon();
   }
@@ -212,7 +212,7 @@ export function show(main) {
     freshTimer = setTimeout(() => {
       freshTimer = 0;
       freshAt = Date.now();
-      history.want(time.start, Infinity);
+      history.want(Math.max(time.start, history.cutAt), Infinity); // what did not fit would not fit again
       refresh();
     }, Math.max(FRESH_MS, freshAt + FRESH_GAP_MS - Date.now()));
   });

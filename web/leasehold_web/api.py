@@ -86,7 +86,7 @@ async def get_samples(request: web.Request) -> web.Response:
                 if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
                     return {}
                 raise
-            return {one.gpu.uuid: sample_row(one.lease.sample) for one in found.gpus}
+            return {one.gpu.uuid: sample_row(one.lease) for one in found.gpus}
 
     parts = await asyncio.gather(*(of_worker(worker) for worker in workers))
     return answer({uuid: sample for part in parts for uuid, sample in part.items()})

@@ -14,7 +14,7 @@ from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRe
 from leasehold.v1.lease_pb2 import SLOT_STATE_LEASED, LeaseSpan
 
 from leasehold_web.answers import CALL_TIMEOUT_S, ID, answer, documents_of
-from leasehold_web.documents import Document
+from leasehold_web.documents import Document, milliseconds
 from leasehold_web.guards import SESSION
 from leasehold_web.refusals import problem
 from leasehold_web.workload_names import workload_names
@@ -102,7 +102,7 @@ async def get_marks(request: web.Request) -> web.Response:
     cuts = [one.create_time for one in commands.commands[-1:] if commands.next_page_token]
     cuts += [one.time for one in events.events[-1:] if events.next_page_token]
     if cuts:
-        found["complete_from"] = max(cut.ToMicroseconds() for cut in cuts) / 1e3
+        found["complete_from"] = max(map(milliseconds, cuts))
     return answer(found)
 
 

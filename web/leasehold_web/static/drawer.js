@@ -42,7 +42,10 @@ function content(gpu, workload, onClose) {
   if (gpu.asleep_bytes) facts.push(["Asleep", `${bytes(gpu.asleep_bytes)} of sleeping workloads`]);
   if (gpu.cordon) facts.push(["Cordon", `${gpu.cordon.reason || "no reason given"}${gpu.cordon.cordoned_by ? `, by ${gpu.cordon.cordoned_by}` : ""}`]);
   if (gpu.hold) facts.push(["Hold", `until ${new Date(gpu.hold.expire_time).toLocaleTimeString()}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
-  for (const process of gpu.foreign_processes ?? []) facts.push(["Foreign process", `${process.pid} ${process.user ?? ""} ${process.command ?? ""} ${process.device_memory_bytes ? bytes(process.device_memory_bytes) : ""}`]);
+  for (const process of gpu.foreign_processes ?? []) {
+    const used = sample.foreign_bytes?.[process.pid] ?? process.device_memory_bytes; // a watch tells no change of them
+    facts.push(["Foreign process", `${process.pid} ${process.user ?? ""} ${process.command ?? ""} ${used ? bytes(used) : ""}`]);
+  }
   facts.push(["UUID", h("code", {}, gpu.uuid)]);
   const parts = [
     h("header", {}, h("h2", {}, placeOf(gpu.uuid)), h("button", { class: "close quiet", onclick: onClose, "aria-label": "Close" }, "✕")),

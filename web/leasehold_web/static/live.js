@@ -18,6 +18,7 @@ export const live = {
   lost: null, // since when and why the server has no contact with the coordinator
   refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
+  shownAt: 0, // the time of the shown state, or 0 if nothing was shown
 };
 
 const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
@@ -32,6 +33,7 @@ let isScheduled = false;
 let source = null;
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
+let hasNews = false; // whether changes came since the last state of the stream
 let wasShown = false; // whether views have shown the answers of an earlier connection, or its refusal
 
 export function may(role) {
@@ -157,6 +159,16 @@ function take(message) {
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
+  noteShown(message);
+}
+
+// A refusal and a loss of contact come as messages, too, and they show nothing new.
+function noteShown({ changes = [], state }) {
+  hasNews ||= changes.length > 0;
+  if (!fresh && !live.isLoading && !live.lost && !live.refused) live.shownAt = Date.now();
+  // The server has the entries of before the loss.
+  else if (hasNews && state) live.shownAt = Math.max(live.shownAt, live.lost?.since ?? Date.now());
+  if (state) hasNews = false;
 }
 
 // Removes what has gone while there was no connection. Ended entries stay, since no snapshot has them.

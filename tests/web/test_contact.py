@@ -1,0 +1,52 @@
+"""The line on a lost contact or a refused login, in a real browser."""
+
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from .browsers import SCRIPTED_STREAM, open_page
+from .conftest import WebFleet
+
+CLOCK: Final = "Date.now = () => window.at ?? 0;"
+"""The test sets the time."""
+
+REFUSED: Final = {"refused": {"message": "user/ann has no role"}}
+
+
+def clock(page: Page, at: int) -> str:
+    """A time as the page writes it."""
+    found: str = page.evaluate("async (at) => (await import('/static/words.js')).clock(at)", at)
+    return found
+
+
+@pytest.mark.long
+def test_the_page_says_which_state_it_shows(browser: Browser, web_fleet: WebFleet) -> None:
+    """Neither a refusal nor a lost contact is news of the fleet."""
+    shown, lost, *later = range(60_000, 360_000, 60_000)
+    changes = [["worker", "worker-a", {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}]]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(at: int, message: dict[str, object]) -> None:
+            page.evaluate("([at, message]) => { window.at = at; tell(message); }", [at, message])
+
+        page.add_init_script(SCRIPTED_STREAM + CLOCK)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        contact = page.locator("#contact")
+        tell(1_000, {"reset": {}, "state": {"is_loading": True, **REFUSED}})
+        expect(contact).to_have_text(
+            "The coordinator refuses this login now: user/ann has no role. The page tries again by itself."
+        )
+        tell(2_000, {"reset": {}, "changes": changes, "state": {}})
+        expect(contact).to_be_empty()
+        tell(shown, {})  # nothing has changed
+        tell(later[0], {"reset": {}, "state": {"is_loading": True, **REFUSED}})
+        shows = f"The page shows the state of {clock(page, shown)}, and"
+        expect(contact).to_contain_text(f"no role. {shows} tries again by itself.")
+        tell(later[1], {"reset": {}, "state": {"lost": {"since": lost, "message": ""}}})
+        since = f"No contact with the coordinator since {clock(page, lost)}."
+        expect(contact).to_have_text(f"{since} {shows} connects again by itself.")
+        # Another window of the same user has kept the server's view of before the outage.
+        tell(later[2], {"reset": {}, "changes": changes, "state": {"lost": {"since": lost, "message": ""}}})
+        expect(contact).to_contain_text(f"The page shows the state of {clock(page, lost)}, and")

@@ -1,6 +1,7 @@
 """The timeline in a real browser: what it learns after its first answer."""
 
 import re
+import signal
 import time
 from typing import Final
 
@@ -398,3 +399,43 @@ def test_an_ended_command_whose_end_is_hidden_does_not_go_on(browser: Browser, w
     """A user sees the state of others' commands, and not their end."""
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(COMMAND_BARS) == ["RUNNING", "CANCELLED"]
+
+
+LAST_REPORT: Final = """async (worker) => {
+  const { live } = await import("/static/live.js");
+  const { lastReportOf, textOf } = await import("/static/timeline_words.js");
+  const { coloursOf, drawSpan } = await import("/static/painter.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  live.workers.set("worker-a", worker);
+  const span = { span_id: "s-1", state: "LEASED", worker_id: "worker-a", worker_name: "alpha", begin_time: 10 };
+  const bars = [];
+  const context = document.createElement("canvas").getContext("2d");
+  const kind = () => (context.globalAlpha < 1 ? "dim" : "full");
+  context.roundRect = (x, y, width) => bars.push([x, x + width, kind()].join(" "));
+  drawSpan(context, span, 10, 90, 50, coloursOf(document.body), { dimFrom: lastReportOf(span) });
+  return [/until now/.test(textOf({ span })[1]), /[(]last known[)]/.test(textOf({ span })[1]), ...bars];
+}"""
+
+
+@pytest.mark.long
+def test_a_lease_of_a_host_out_of_contact_is_last_known(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(LAST_REPORT, {"state": "CONNECTED"}) == [True, False, "10 90 full"]
+        lost = {"state": "LOST", "last_seen_time": 60}
+        assert page.evaluate(LAST_REPORT, lost) == [False, True, "10 90 dim", "10 60 full"]
+        unconfirmed = {"state": "UNCONFIRMED"}
+        assert page.evaluate(LAST_REPORT, unconfirmed) == [False, True, "10 90 dim"]
+        page.goto(f"{fleet.url}timeline")
+        page.click('button:text-is("Table")')
+        row = page.locator("tbody tr", has_text="train").filter(has=page.locator('td:text-is("leased")'))
+        lane = page.context.new_page()
+        lane.goto(f"{fleet.url}workloads/train")
+        expect(row).to_contain_text("now")
+        expect(lane.locator(".mini tbody tr")).to_contain_text("now")
+        fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+        try:
+            expect(row).to_contain_text("(last known)")
+            expect(lane.locator(".mini tbody tr")).to_contain_text("(last known)")
+        finally:
+            fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
+        expect(row).to_contain_text("now")

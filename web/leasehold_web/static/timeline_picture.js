@@ -3,7 +3,7 @@ import { drawJoint, drawSpan, sized } from "/static/painter.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
 import { AXIS, HEAD, HOST, LANE, LANES, ROW } from "/static/timeline_rows.js";
-import { nameOf } from "/static/timeline_words.js";
+import { lastReportOf, nameOf } from "/static/timeline_words.js";
 
 const MINUTE = 60000;
 
@@ -93,7 +93,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     if (!(y >= HEAD - ROW && y <= height + ROW)) continue;
     const x1 = xOf(span.begin_time);
     const x2 = xOf(Math.min(span.end_time ?? now, time.end + MINUTE));
-    drawSpan(context, span, x1, x2, y, colours, { isDim: isDim(span.workload_id), isChosen: chosen?.span?.span_id === span.span_id, name: nameOf(span), isOpen: !span.end_time, left: labels });
+    drawSpan(context, span, x1, x2, y, colours, { dimFrom: xOf(lastReportOf(span) ?? Infinity), isDim: isDim(span.workload_id), isChosen: chosen?.span?.span_id === span.span_id, name: nameOf(span), isOpen: !span.end_time, left: labels });
     hits.push({ x1, x2: Math.max(x2, x1 + 4), y1: y - 11, y2: y + 11, item: { span } });
   }
   for (const joint of joints) {

@@ -1,6 +1,6 @@
 // The spans of the timeline as a table.
 import { h } from "/static/dom.js";
-import { lengthOf, nameOf, placeOfSpan } from "/static/timeline_words.js";
+import { endOf, lengthOf, nameOf, placeOfSpan } from "/static/timeline_words.js";
 import { lower, moment } from "/static/words.js";
 
 const LIMIT = 1000;
@@ -14,5 +14,5 @@ export function tableOf({ spans, placed }, { start, end }) {
 
 function row(span) {
   const workload = span.workload_id ? h("a", { href: `/workloads/${encodeURIComponent(span.workload_id)}` }, nameOf(span)) : "";
-  return h("tr", {}, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, span.end_time ? moment(span.end_time) : "now"), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
+  return h("tr", {}, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, endOf(span)), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
 }

@@ -1,5 +1,5 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
-import { workerName, workloadName } from "/static/live.js";
+import { live, workerName, workloadName } from "/static/live.js";
 import { clock, lower, moment, operationOf, seconds, workloadsOf } from "/static/words.js";
 
 export function nameOf(span) {
@@ -14,6 +14,19 @@ export function lengthOf(span) {
   return seconds(((span.end_time ?? Date.now()) - span.begin_time) / 1000);
 }
 
+// The time of the last report of an open span whose host is out of contact. Undefined: the span has ended, or its host is
+// in contact.
+export function lastReportOf(span) {
+  const worker = span.end_time ? undefined : live.workers.get(span.worker_id);
+  return worker && worker.state !== "CONNECTED" ? worker.last_seen_time ?? 0 : undefined;
+}
+
+// The end of a span in a table.
+export function endOf(span) {
+  if (span.end_time) return moment(span.end_time);
+  return lastReportOf(span) === undefined ? "now" : "(last known)";
+}
+
 // Tells items apart, also after they are loaded again.
 export function keyOf({ span, joint, command, event }) {
   return span?.span_id ?? command?.command_id ?? event?.event_id ?? `${joint.from.span_id} ${joint.kind}`;
@@ -21,7 +34,10 @@ export function keyOf({ span, joint, command, event }) {
 
 // Title and text of a span, joint, command or event.
 export function textOf({ span, joint, command, event }) {
-  if (span) return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${clock(span.begin_time)} ${span.end_time ? `to ${clock(span.end_time)}` : "until now"}, ${lengthOf(span)}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+  if (span) {
+    const until = lastReportOf(span) === undefined ? `${span.end_time ? `to ${clock(span.end_time)}` : "until now"}, ${lengthOf(span)}` : "(last known)";
+    return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${clock(span.begin_time)} ${until}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+  }
   if (joint) return textOfJoint(joint);
   if (command) {
     const length = command.end_time ? `, ${seconds((command.end_time - command.create_time) / 1000)}` : "";

@@ -213,7 +213,7 @@ STAYS: Final = """async () => {
   workload("new", "RUNNING", 41000);
   workload("odd id", "SUSPENDED", 0);
   for (const start of [40000, 45000, 20000]) await history.want(start, Infinity);
-  return jointsOf([...history.spans.values()], (id) => id === "parked").map(
+  return jointsOf([...history.spans.values()], (id) => (id === "parked" ? Infinity : 0)).map(
     (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
 }"""
 
@@ -268,7 +268,7 @@ REAL_JOINTS: Final = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const history = new History(() => {});
   await history.want(0, Infinity);
-  return jointsOf([...history.spans.values()], () => false, history.commands.values()).map(
+  return jointsOf([...history.spans.values()], () => 0, history.commands.values()).map(
     (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
 }"""
 
@@ -345,7 +345,7 @@ GUESS: Final = """async () => {
   });
   const stays = [span(0, 0, 9000), span(1, 0, 9000), span(2, 9000, 20000), span(3, 9000, 20000),
     span(0, 60000), span(1, 60000)];
-  return jointsOf(stays, () => false).map((joint) => textOf({ joint })[1]);
+  return jointsOf(stays, () => 0).map((joint) => textOf({ joint })[1]);
 }"""
 
 
@@ -407,7 +407,8 @@ LAST_REPORT: Final = """async (worker) => {
   const { coloursOf, drawSpan } = await import("/static/painter.js");
   while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
   live.workers.set("worker-a", worker);
-  const span = { span_id: "s-1", state: "LEASED", worker_id: "worker-a", worker_name: "alpha", begin_time: 10 };
+  const place = { worker_id: "worker-a", worker_name: "alpha" };
+  const span = { span_id: "s-1", state: "LEASED", begin_time: 10, ...place };
   const bars = [];
   const context = document.createElement("canvas").getContext("2d");
   const kind = () => (context.globalAlpha < 1 ? "dim" : "full");
@@ -439,3 +440,32 @@ def test_a_lease_of_a_host_out_of_contact_is_last_known(browser: Browser, fleet:
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(row).to_contain_text("now")
+
+
+PARKED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { live } = await import("/static/live.js");
+  const { layOut } = await import("/static/timeline_rows.js");
+  const { textOf } = await import("/static/timeline_words.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const history = new History(() => {});
+  const workload = (id, state, end_time) => {
+    live.workloads.set(id, { workload_id: id, status: { state, end_time } });
+    live.gpus.set(id, { uuid: id, worker_id: "worker-a" });
+    const place = { gpu_uuid: id, workload_id: id, worker_name: "alpha", state: "LEASED" };
+    history.spans.set(id, { span_id: id, begin_time: 1000, end_time: 5000, ...place });
+  };
+  for (const state of ["SUSPENDED", "RESTORING", "STOPPING", "RUNNING", "EXITED"]) workload(state, state);
+  workload("stopped while parked", "EXITED", 60000);
+  workload("stopped while running", "EXITED", 6000);
+  const texts = (start) => layOut(history, { start, end: 90000 }, []).joints.map((joint) => [
+    joint.workload, joint.until, /to its end/.test(textOf({ joint })[1])].join(" "));
+  return [texts(0), texts(70000)];
+}"""
+
+
+@pytest.mark.long
+def test_a_workload_is_parked_until_its_restore_or_its_end(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        going = [f"{state} Infinity false" for state in ("SUSPENDED", "RESTORING", "STOPPING")]
+        assert page.evaluate(PARKED) == [[*going, "stopped while parked 60000 true"], going]

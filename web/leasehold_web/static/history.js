@@ -2,7 +2,7 @@
 import { ask } from "/static/dom.js";
 import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
-import { PARKED } from "/static/words.js";
+import { parkedUntil } from "/static/spans.js";
 
 const SPAN_LIMIT = 20000;
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
@@ -96,7 +96,7 @@ export class History {
 
   // The workloads that may have a stay before a time, none of which is known.
   withoutStay(time) {
-    const begins = new Map([...live.workloads.values()].filter((one) => PARKED.has(one.status?.state)).map((one) => [one.workload_id, Infinity]));
+    const begins = new Map([...live.workloads.values()].filter((one) => parkedUntil(one) > time).map((one) => [one.workload_id, Infinity]));
     for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
     const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
     return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);

@@ -29,6 +29,8 @@ STAY_SPANS: Final = 512
 HISTORY_PAGES: Final = 6
 HISTORY_PAGE_SIZE: Final = 1_000
 MARKS_LIMIT: Final = 1_000
+COMMAND_TIME_S: Final = 600
+"""The longest default timeout of a command: an earlier command is hardly under way."""
 
 
 async def get_names(request: web.Request) -> web.Response:
@@ -85,7 +87,7 @@ async def get_marks(request: web.Request) -> web.Response:
     start, end = _moment(request, "start"), _moment(request, "end")
     commands, events = await asyncio.gather(
         api.commands.ListCommands(
-            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_within("create_time", start, end)),
+            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_commands_within(start, end)),
             metadata=api.metadata,
             timeout=CALL_TIMEOUT_S,
         ),
@@ -132,6 +134,15 @@ def _moment(request: web.Request, name: str) -> Timestamp | None:
     found = Timestamp()
     found.FromMicroseconds(int(float(text) * 1000))
     return found
+
+
+def _commands_within(start: Timestamp | None, end: Timestamp | None) -> str:
+    """A filter of the commands that were under way within a time. A hidden end counts as such a command."""
+    if start is None:
+        return _within("create_time", None, end)
+    earlier = Timestamp(seconds=max(0, start.seconds - COMMAND_TIME_S), nanos=start.nanos)
+    over = f'(end_time >= "{start.ToJsonString()}" OR NOT end_time:*)'
+    return f"{_within('create_time', earlier, end)} AND {over}"
 
 
 def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:

@@ -3,6 +3,7 @@ import { ask } from "/static/dom.js";
 import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
 import { parkedUntil } from "/static/spans.js";
+import { CONCLUDED } from "/static/words.js";
 
 const SPAN_LIMIT = 20000;
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
@@ -125,8 +126,9 @@ export class History {
     return start < this.cutAt || this.lacksStays;
   }
 
-  // Forgets how far it is loaded, such as after an outage.
+  // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.
   forget() {
     this.known = null;
+    for (const [id, one] of this.commands) if (!CONCLUDED.has(one.state)) this.commands.delete(id);
   }
 }

@@ -52,3 +52,27 @@ def test_the_drawer_shows_the_polled_memory_of_foreign_processes(
         page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
         page.click(".slot")
         expect(page.locator(".drawer")).to_contain_text("7 ann  5.0 GiB")
+
+
+@pytest.mark.long
+def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def load(uuid: str) -> None:
+            page.goto(f"{web_fleet.url}?gpu={uuid}")
+            page.wait_for_function("() => Boolean(window.source?.onmessage)")
+            for number in range(60):
+                host = {"worker_id": f"w-{number}", "name": f"host-{number}"}
+                tile = {"uuid": f"GPU-{number}", "worker_id": f"w-{number}"}
+                changes = [["worker", f"w-{number}", WORKER | host], ["gpu", f"GPU-{number}", GPU | tile]]
+                page.evaluate("tell", {"changes": changes})
+            page.evaluate("tell", {"state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        load("GPU-50")
+        expect(page.locator(".drawer")).to_contain_text("GPU-50")
+        expect(page.locator(".slot.chosen")).to_be_in_viewport()
+        expect(page.locator(".notice")).to_have_count(0)
+        load("GPU-70")
+        expect(page.locator(".notice")).to_contain_text("No GPU has this UUID now.")
+        expect(page.locator(".drawer")).to_have_count(0)

@@ -16,7 +16,7 @@ REFUSED: Final = {"refused": {"message": "user/ann has no role"}}
 
 def clock(page: Page, at: int) -> str:
     """A time as the page writes it."""
-    found: str = page.evaluate("async (at) => (await import('/static/words.js')).clock(at)", at)
+    found: str = page.evaluate("async (at) => (await import('/static/words.js')).when(at)", at)
     return found
 
 
@@ -50,3 +50,23 @@ def test_the_page_says_which_state_it_shows(browser: Browser, web_fleet: WebFlee
         # Another window of the same user has kept the server's view of before the outage.
         tell(later[2], {"reset": {}, "changes": changes, "state": {"lost": {"since": lost, "message": ""}}})
         expect(contact).to_contain_text(f"The page shows the state of {clock(page, lost)}, and")
+
+
+DATES: Final = """async () => {
+  const { eventsView } = await import("/static/events_view.js");
+  const { textOf } = await import("/static/timeline_words.js");
+  const day = 24 * 3600000;
+  const now = Date.now();
+  const span = { state: "LEASED", workload_name: "train", begin_time: now - day, end_time: now };
+  const texts = [textOf({ span })[1], eventsView([{ time: now - day }, { time: now }]).innerHTML];
+  return texts.map((text) => text.replaceAll(/title="[^"]*"/g, "").match(/[0-9]{4}, [0-9:]{8}/g).length);
+}"""
+
+
+@pytest.mark.long
+def test_a_past_day_has_its_date(browser: Browser, web_fleet: WebFleet) -> None:
+    """A time of today has none."""
+    noon = 12 * 3_600_000
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.evaluate(f"Date.now = () => {100 * 24 * 3_600_000 + noon}")
+        assert page.evaluate(DATES) == [1, 1]

@@ -1,6 +1,6 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
 import { live, workerName, workloadName } from "/static/live.js";
-import { clock, lower, moment, operationOf, seconds, workloadsOf } from "/static/words.js";
+import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
 
 export function nameOf(span) {
   return span.workload_name || (span.workload_id ? workloadName(span.workload_id) : lower(span.state));
@@ -35,8 +35,8 @@ export function keyOf({ span, joint, command, event }) {
 // Title and text of a span, joint, command or event.
 export function textOf({ span, joint, command, event }) {
   if (span) {
-    const until = lastReportOf(span) === undefined ? `${span.end_time ? `to ${clock(span.end_time)}` : "until now"}, ${lengthOf(span)}` : "(last known)";
-    return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${clock(span.begin_time)} ${until}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+    const until = lastReportOf(span) === undefined ? `${span.end_time ? `to ${when(span.end_time)}` : "until now"}, ${lengthOf(span)}` : "(last known)";
+    return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${when(span.begin_time)} ${until}${span.owner ? `. Owner: ${span.owner}` : ""}`];
   }
   if (joint) return textOfJoint(joint);
   if (command) {
@@ -49,7 +49,7 @@ export function textOf({ span, joint, command, event }) {
 // A guessed pair is not told: the text has all GPUs of both stays.
 function textOfJoint({ from, to, until, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
-  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${clock(to.begin_time)}`];
-  if (!to) return [`${nameOf(from)} was parked`, until === Infinity ? `since ${clock(from.end_time)}` : `from ${clock(from.end_time)} to its end at ${clock(until)}, ${seconds((until - from.end_time) / 1000)}`];
-  return [`${nameOf(from)} was parked`, `from ${clock(from.end_time)} to ${clock(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
+  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(to.begin_time)}`];
+  if (!to) return [`${nameOf(from)} was parked`, until === Infinity ? `since ${when(from.end_time)}` : `from ${when(from.end_time)} to its end at ${when(until)}, ${seconds((until - from.end_time) / 1000)}`];
+  return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
 }

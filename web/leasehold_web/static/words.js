@@ -45,8 +45,13 @@ export function ago(time, now = Date.now()) {
 const clockFormat = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const dayFormat = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
 
-export function clock(time) {
+function clock(time) {
   return clockFormat.format(time);
+}
+
+// A time with its date, unless it is of today.
+export function when(time) {
+  return new Date(time).toDateString() === new Date(Date.now()).toDateString() ? clock(time) : moment(time);
 }
 
 export function moment(time) {

@@ -469,3 +469,34 @@ def test_a_workload_is_parked_until_its_restore_or_its_end(browser: Browser, fle
     with open_page(browser, fleet.url, fleet.token) as page:
         going = [f"{state} Infinity false" for state in ("SUSPENDED", "RESTORING", "STOPPING")]
         assert page.evaluate(PARKED) == [[*going, "stopped while parked 60000 true"], going]
+
+
+FINGERS: Final = """async (events) => {
+  const { listen } = await import("/static/timeline_input.js");
+  const canvas = document.createElement("canvas");
+  canvas.setPointerCapture = () => {};
+  const told = new Set();
+  const tell = (kind) => () => told.add(kind);
+  listen(canvas, {
+    scale: () => ({ timeAt: () => 0, perPixel: 1 }), range: () => 1000, itemAt: () => null, point: () => {},
+    leave: () => {}, press: tell("press"), pan: tell("pan"), zoomTo: tell("zoom"), scrollBy: () => {},
+  });
+  for (const [kind, pointerId, clientX] of events) {
+    canvas.dispatchEvent(new PointerEvent(`pointer${kind}`, { pointerId, clientX, pointerType: "touch" }));
+  }
+  return [...told];
+}"""
+
+
+@pytest.mark.long
+def test_the_end_of_two_fingers_is_no_press(browser: Browser, web_fleet: WebFleet) -> None:
+    down = [("down", 1, 100), ("down", 2, 200)]
+    up = [("up", 1, 80), ("up", 2, 220)]
+    moves = [("move", number, x) for number, x in ((1, 90), (2, 210), (1, 80), (2, 220))]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(FINGERS, [down[0], up[0]]) == ["press"]
+        assert page.evaluate(FINGERS, [*down, *moves, *up]) == ["zoom"]
+        assert page.evaluate(FINGERS, [*down, *up]) == []
+        again = [("up", 1, 80), ("down", 1, 100), ("up", 1, 100), ("up", 2, 220)]
+        assert page.evaluate(FINGERS, [*down, *moves, *again]) == ["zoom"]
+        assert page.evaluate(FINGERS, [*down, *up, down[0], up[0]]) == ["press"]

@@ -458,3 +458,29 @@ def test_a_dialog_learns_what_ended_during_a_gap(browser: Browser, web_fleet: We
         pass_a_gap()
         expect(badge).to_have_text("succeeded")
         expect(page.locator('dialog button:text-is("Close")')).to_be_visible()
+
+
+DRAIN: Final = """async (number) => {
+  const { workerActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  const ids = Array.from({ length: number }, (_, at) => `w-${at}`);
+  const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
+  for (const id of ids) live.workloads.set(id, { workload_id: id, name: id, status });
+  live.workloadsOf.set("worker-a", ids);
+  workerActions({ worker_id: "worker-a", name: "alpha" })[1].click();
+}"""
+
+
+@pytest.mark.long
+def test_a_drain_tells_how_many_workloads_have_no_plan(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        steps = page.locator("dialog > form > .body > .steps li")
+        page.evaluate(DRAIN, 32)
+        expect(steps).to_have_count(2)
+        page.keyboard.press("Escape")
+        page.evaluate(DRAIN, 40)
+        expect(steps).to_have_count(3)
+        expect(steps.last).to_have_text("32 of them have a plan below, and 8 more are without a plan here.")
+        expect(page.locator("dialog h3")).to_have_count(32)

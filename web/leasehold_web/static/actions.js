@@ -8,6 +8,7 @@ import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
+const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
@@ -238,9 +239,13 @@ function drain(worker) {
   const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it."],
+    effects: [
+      `${worker.name} is cordoned first, so that nothing takes the freed GPUs.`,
+      holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it.",
+      ...(holders.length > PLANS_LIMIT ? [`${PLANS_LIMIT} of them have a plan below, and ${holders.length - PLANS_LIMIT} more are without a plan here.`] : []),
+    ],
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
-    plans: holders.slice(0, 32).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
+    plans: holders.slice(0, PLANS_LIMIT).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
     isStrict: false,
     action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
   });

@@ -1,5 +1,6 @@
 """The line on a lost contact or a refused login, in a real browser."""
 
+import re
 from typing import Final
 
 import pytest
@@ -30,6 +31,8 @@ def test_the_page_says_which_state_it_shows(browser: Browser, web_fleet: WebFlee
         def tell(at: int, message: dict[str, object]) -> None:
             page.evaluate("([at, message]) => { window.at = at; tell(message); }", [at, message])
 
+        session = {"identity": "user/ann", "role": "VIEWER"}  # without the server's time
+        page.route("**/api/session", lambda route: route.fulfill(json=session))
         page.add_init_script(SCRIPTED_STREAM + CLOCK)
         page.reload()
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
@@ -70,3 +73,27 @@ def test_a_past_day_has_its_date(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.evaluate(f"Date.now = () => {100 * 24 * 3_600_000 + noon}")
         assert page.evaluate(DATES) == [1, 1]
+
+
+SKEWED: Final = "const real = Date.now; Date.now = () => real() + 5 * 3600000;"
+"""A clock of the browser that is wrong by hours."""
+
+SKEWS: Final = """async () => {
+  const { learnTime, now } = await import("/static/server_time.js");
+  Date.now = () => 100000;
+  return [120000, 80000, 95000, 100500].map((time) => {
+    learnTime(time, 90000, 100000);
+    return now();
+  });
+}"""
+
+
+@pytest.mark.long
+def test_times_are_told_by_the_clock_of_the_server(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.add_init_script(SKEWED)
+        page.goto(f"{fleet.url}commands")
+        age = page.locator(".command time")
+        expect(age).to_have_text(re.compile(r"\d+ (s|min) ago"))
+        # Neither the way of an answer nor a small difference counts.
+        assert page.evaluate(SKEWS) == [120_000, 90_000, 100_000, 100_000]

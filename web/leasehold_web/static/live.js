@@ -1,6 +1,7 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
+import { learnTime, now } from "/static/server_time.js";
 import { addStream, areReleased } from "/static/window_streams.js";
 import { CONCLUDED } from "/static/words.js";
 
@@ -69,7 +70,10 @@ export function areOld(changes, kind, id) {
 // Reads the caller and its role anew.
 export async function readSession() {
   const before = live.session;
-  live.session = { identity: "", role: "", ...(await ask("/api/session")) };
+  const askedAt = Date.now();
+  const { time, ...session } = await ask("/api/session");
+  learnTime(time, askedAt, Date.now());
+  live.session = { identity: "", role: "", ...session };
   // Another window may have logged in as somebody else.
   if (["identity", "on_behalf_of", "role"].every((key) => before[key] === live.session[key])) return;
   if (before.identity) {
@@ -85,7 +89,7 @@ export async function connect() {
   addStream({ open: shown, close: rest });
   setInterval(() => document.visibilityState === "visible" && live.isConnected && readSession().catch(() => {}), SESSION_MS);
   setInterval(() => {
-    if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
+    if (source && live.isConnected && now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
 }
@@ -137,7 +141,7 @@ function refuse() {
 }
 
 function take(message) {
-  live.seenAt = Date.now();
+  live.seenAt = now();
   if (!live.isConnected) {
     live.isConnected = true;
     retryMs = 500;
@@ -165,9 +169,9 @@ function take(message) {
 // A refusal and a loss of contact come as messages, too, and they show nothing new.
 function noteShown({ changes = [], state }) {
   hasNews ||= changes.length > 0;
-  if (!fresh && !live.isLoading && !live.lost && !live.refused) live.shownAt = Date.now();
+  if (!fresh && !live.isLoading && !live.lost && !live.refused) live.shownAt = now();
   // The server has the entries of before the loss.
-  else if (hasNews && state) live.shownAt = Math.max(live.shownAt, live.lost?.since ?? Date.now());
+  else if (hasNews && state) live.shownAt = Math.max(live.shownAt, live.lost?.since ?? now());
   if (state) hasNews = false;
 }
 

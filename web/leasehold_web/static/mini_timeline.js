@@ -4,6 +4,7 @@ import { h, replace } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
+import { now } from "/static/server_time.js";
 import { jointsOf, parkedUntil, tickText, ticksOf } from "/static/spans.js";
 import { endOf, lastReportOf } from "/static/timeline_words.js";
 import { count, ENDED, moment } from "/static/words.js";
@@ -25,8 +26,8 @@ export function miniTimeline(workload, current, commands = () => []) {
   // A user does not see the end of others' workloads. Such a lane ends with its last lease.
   function endOfLane(spans) {
     const { state, end_time: end } = current().status ?? {};
-    if (end || !ENDED.has(state) || !spans.length) return end ?? Date.now();
-    return Math.max(...spans.map((one) => one.end_time ?? Date.now()));
+    if (end || !ENDED.has(state) || !spans.length) return end ?? now();
+    return Math.max(...spans.map((one) => one.end_time ?? now()));
   }
 
   function draw() {

@@ -3,6 +3,7 @@ import { announce, append, h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange } from "/static/live.js";
 import { coloursOf } from "/static/painter.js";
+import { now } from "/static/server_time.js";
 import { listen } from "/static/timeline_input.js";
 import { legend } from "/static/timeline_legend.js";
 import { drawPicture } from "/static/timeline_picture.js";
@@ -85,7 +86,7 @@ export function show(main) {
     clearTimeout(wantTimer);
     wantTimer = setTimeout(() => {
       window.history.replaceState(null, "", `?${time.query}`);
-      history.want(time.start, time.end < Date.now() ? time.end : Infinity);
+      history.want(time.start, time.end < now() ? time.end : Infinity);
     }, MOVED_MS);
     refreshTools();
   }

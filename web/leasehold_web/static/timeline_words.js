@@ -1,5 +1,6 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
 import { live, workerName, workloadName } from "/static/live.js";
+import { now } from "/static/server_time.js";
 import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
 
 export function nameOf(span) {
@@ -11,7 +12,7 @@ export function placeOfSpan(span) {
 }
 
 export function lengthOf(span) {
-  return seconds(((span.end_time ?? Date.now()) - span.begin_time) / 1000);
+  return seconds(((span.end_time ?? now()) - span.begin_time) / 1000);
 }
 
 // The time of the last report of an open span whose host is out of contact. Undefined: the span has ended, or its host is

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -83,8 +83,9 @@ TRUNCATED: Final = """async () => {
   const { History } = await import("/static/history.js");
   const history = new History(() => {});
   const told = [];
-  for (const [start, end] of [[1000, Infinity], [9000, Infinity], [2000, 20000], [2000, 3000]]) {
-    await history.want(start, end);
+  const load = (start, end) => (start ? history.want(start, end) : history.wantNews(1000, Infinity));
+  for (const [start, end] of [[], [], [2000, 20000], [2000, 3000]]) {
+    await load(start, end);
     told.push([...history.spans.keys(), history.isCut(1500)].join(" "));
   }
   return told;
@@ -111,6 +112,42 @@ def test_the_time_before_a_truncated_answer_is_loaded_once_it_is_looked_at(
         page.route("**/api/history?*", tell)
         assert page.evaluate(TRUNCATED) == ["on late true"] * 2 + ["on late early false"] * 2
     assert asked == ["start=1000", "start=47000", "start=2000&end=9000"]
+
+
+OVERTAKEN: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  await history.want(9000, Infinity);
+  const news = history.wantNews(9000, Infinity);
+  history.want(2000, 3000);
+  history.wantNews(2000, 3000);
+  await news; // fails
+  await history.wantNews(2000, 3000);
+  const later = history.wantNews(2000, 3000);
+  history.forget();
+  await later;
+  await history.wantNews(4000, 5000);
+}"""
+
+
+@pytest.mark.long
+def test_a_change_overtakes_no_time_that_is_looked_at(browser: Browser, web_fleet: WebFleet) -> None:
+    """Changes come all the time in a busy fleet. After a gap, all of the shown time is asked for again."""
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        if len(asked) == 3:
+            route.fulfill(status=503, json={})
+        else:
+            route.fulfill(json={"spans": [], "is_truncated": False, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/history?*", tell)
+        page.evaluate(OVERTAKEN)
+    old = "start=2000&end=3000"
+    assert asked[:4] == ["start=9000", "start=47000", old, old]
+    assert asked[4:] == ["start=2000", "start=47000", "start=4000&end=5000"]
 
 
 @pytest.mark.long

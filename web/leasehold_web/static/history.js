@@ -29,23 +29,40 @@ export class History {
     this.query = query;
     this.known = null; // the time that is loaded, as [start, end], until the server's present at most
     this.isAsking = false;
-    this.wanted = null;
+    this.wanted = null; // the time that is loaded next
+    this.isNewsWanted = false;
   }
 
-  // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls while a request is under way are put together.
-  async want(start, end) {
+  // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls
+  // while a request is under way are put together.
+  want(start, end) {
     this.wanted = [start, end];
+    return this.loadWanted();
+  }
+
+  // Loads what is new since the last answer, or a time if none is loaded. A part that did not fit is not asked for again.
+  wantNews(start, end) {
+    if (this.known) this.isNewsWanted = true;
+    else this.wanted ??= [start, end];
+    return this.loadWanted();
+  }
+
+  async loadWanted() {
     if (this.isAsking) return;
     this.isAsking = true;
+    let wanted = null;
     try {
-      while (this.wanted) {
-        const [from, to] = this.wanted;
-        this.wanted = null;
-        await this.load(from, to);
+      while (this.wanted || this.isNewsWanted) {
+        wanted = this.wanted;
+        if (wanted) this.wanted = null;
+        else this.isNewsWanted = false;
+        if (wanted) await this.load(...wanted);
+        else if (this.known) await this.load(this.known[0], Infinity);
       }
       this.problem = "";
     } catch (error) {
       this.problem = error.message;
+      this.wanted ??= wanted; // for the next call
     }
     this.isAsking = false;
     this.onLoad();
@@ -62,6 +79,7 @@ export class History {
     } else {
       this.known = null;
     }
+    const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
     if (!this.known && this.spans.size > SPAN_LIMIT) {
       this.spans.clear();
@@ -74,10 +92,11 @@ export class History {
     }
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
+    if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
     const present = Math.min(to, leases.time);
     const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
     this.known = this.known && begin <= this.known[1] ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
-    if (this.known[0] > from) this.cutAt = this.known[0];
+    if (from === start && begin > from) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
     if (!this.query) await this.loadStays(this.known[0]);

@@ -79,6 +79,9 @@ export function show(main) {
     follow.textContent = time.isFollowing ? "Following now" : "Follow now";
   }
 
+  // The end of the time in sight, as the history is asked for it.
+  const present = () => (time.end < now() ? time.end : Infinity);
+
   let wantTimer = 0;
   function moved() {
     arrange();
@@ -86,7 +89,7 @@ export function show(main) {
     clearTimeout(wantTimer);
     wantTimer = setTimeout(() => {
       window.history.replaceState(null, "", `?${time.query}`);
-      history.want(time.start, time.end < now() ? time.end : Infinity);
+      history.want(time.start, present());
     }, MOVED_MS);
     refreshTools();
   }
@@ -213,7 +216,7 @@ export function show(main) {
     freshTimer = setTimeout(() => {
       freshTimer = 0;
       freshAt = Date.now();
-      history.want(Math.max(time.start, history.cutAt), Infinity); // what did not fit would not fit again
+      history.wantNews(time.start, present());
       refresh();
     }, Math.max(FRESH_MS, freshAt + FRESH_GAP_MS - Date.now()));
   });

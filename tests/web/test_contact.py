@@ -71,6 +71,7 @@ def test_a_past_day_has_its_date(browser: Browser, web_fleet: WebFleet) -> None:
     """A time of today has none."""
     noon = 12 * 3_600_000
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")  # the server's time is known
         page.evaluate(f"Date.now = () => {100 * 24 * 3_600_000 + noon}")
         assert page.evaluate(DATES) == [1, 1]
 

@@ -3,9 +3,11 @@
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,7 +18,16 @@ from google.protobuf.message import Message
 from leasehold.v1.event_pb2 import Event
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.mutual_context import mutual_context
-from leasehold_web import connections, conversions, guards, login_places, request_pace, server, streams
+from leasehold_web import (
+    connections,
+    conversions,
+    guards,
+    login_places,
+    request_pace,
+    server,
+    sessions,
+    streams,
+)
 from leasehold_web.documents import Document, document
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
@@ -268,6 +279,26 @@ def test_the_streams_of_one_caller_keep_out_no_other(monkeypatch: Any) -> None:
         assert b" 200 " in await look(await log_in(port, "other"))
         for writer in looking:
             writer.transport.abort()
+
+    on_server(story)
+
+
+def test_a_stream_ends_with_the_time_of_its_session(monkeypatch: Any) -> None:
+    """A browser with an open stream may send no request for hours."""
+    later = SimpleNamespace(time=lambda: time.time() + sessions.SESSION_LIFE_S)
+    monkeypatch.setattr(streams, "time", later)
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+
+    async def story(port: Port, _: web.Server) -> None:
+        cookie = await log_in(port)
+        reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}", "Connection: close")
+        assert b" 200 " in await reader.readline()
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.read()
+        writer.transport.abort()
+        reader, writer = await send(port, "GET /api/session", f"Cookie: {cookie}")
+        assert b" 401 " in await reader.readline()
+        writer.transport.abort()
 
     on_server(story)
 

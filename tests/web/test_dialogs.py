@@ -414,3 +414,73 @@ def test_only_a_command_that_the_caller_may_cancel_has_a_button_for_it(
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         expect(page.locator("#who")).to_contain_text("admin")
         assert page.evaluate(CANCELLABLE, commands) == [own, [], own, [one["id"] for one in commands]]
+
+
+@pytest.mark.long
+def test_a_dialog_learns_what_ended_during_a_gap(browser: Browser, web_fleet: WebFleet) -> None:
+    """A snapshot after a gap has no ended workloads and commands."""
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"stop": {}}, "create_time": 1}
+    pending, ended = ({**command, "state": state, "revision": 1} for state in ("PENDING", "SUCCEEDED"))
+    workload = {"workload_id": "w-1", "name": "one"}
+    exited = {"workload": {**workload, "status": {"state": "EXITED"}}, "commands": [], "events": []}
+    running = [["workload", "w-1", {**workload, "status": {"state": "RUNNING"}}], ["command", "c-1", pending]]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def begin() -> None:
+            page.goto(web_fleet.url)
+            page.wait_for_function("() => Boolean(window.source?.onmessage)")
+            expect(page.locator("#who")).to_contain_text("admin")
+            page.evaluate("tell", {"reset": {}, "changes": running, "state": {}})
+
+        def pass_a_gap() -> None:
+            before = page.evaluate("opened")
+            page.evaluate("source.onerror()")
+            page.wait_for_function("(before) => opened > before && Boolean(source.onmessage)", arg=before)
+            page.evaluate("tell", {"reset": {}, "state": {}})
+
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": [pending]}))
+        page.route("**/api/commands/c-1", lambda route: route.fulfill(json=ended))
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=exited))
+        page.add_init_script(SCRIPTED_STREAM)
+        begin()
+        page.evaluate(BESIDE)
+        pass_a_gap()
+        expect(page.locator("dialog .steps li")).to_have_text(["The workload has ended."])
+        begin()
+        page.evaluate(CANCEL)
+        pass_a_gap()
+        expect(page.locator("dialog .steps li").first).to_contain_text("The command has ended (succeeded)")
+        begin()
+        page.evaluate(BESIDE)
+        page.click('dialog button:text-is("Stop")')
+        badge = page.locator("dialog .command .badge")
+        expect(badge).to_have_text("pending")
+        pass_a_gap()
+        expect(badge).to_have_text("succeeded")
+        expect(page.locator('dialog button:text-is("Close")')).to_be_visible()
+
+
+DRAIN: Final = """async (number) => {
+  const { workerActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  const ids = Array.from({ length: number }, (_, at) => `w-${at}`);
+  const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
+  for (const id of ids) live.workloads.set(id, { workload_id: id, name: id, status });
+  live.workloadsOf.set("worker-a", ids);
+  workerActions({ worker_id: "worker-a", name: "alpha" })[1].click();
+}"""
+
+
+@pytest.mark.long
+def test_a_drain_tells_how_many_workloads_have_no_plan(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        steps = page.locator("dialog > form > .body > .steps li")
+        page.evaluate(DRAIN, 32)
+        expect(steps).to_have_count(2)
+        page.keyboard.press("Escape")
+        page.evaluate(DRAIN, 40)
+        expect(steps).to_have_count(3)
+        expect(steps.last).to_have_text("32 of them have a plan below, and 8 more are without a plan here.")
+        expect(page.locator("dialog h3")).to_have_count(32)

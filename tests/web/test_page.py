@@ -534,7 +534,7 @@ JOINTS = """async () => {
     // A command of others has no pairs.
     { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } },
   ];
-  return jointsOf(spans, (id) => id === "parked", commands).map((one) => [
+  return jointsOf(spans, (id) => (id === "parked" ? Infinity : 0), commands).map((one) => [
     one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now",
     ...(one.isGuess ? ["guess"] : [])].join(" "));
 }"""

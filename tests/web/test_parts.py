@@ -12,16 +12,18 @@ from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from leasehold.v1 import command_pb2, lease_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.command_service_pb2 import WatchCommandsResponse
+from leasehold.v1.command_service_pb2 import ListCommandsRequest, ListCommandsResponse, WatchCommandsResponse
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu
-from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadState, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
 from leasehold_client.display.terminal_text import _DIRECTIONS
 from leasehold_coordinator.lists.filter_expression import parse_filter, restrictions
@@ -383,3 +385,45 @@ def test_a_dialog_waits_longer_than_the_calls_of_a_drain() -> None:
     found = re.search(r"const ANSWER_MS = (\d+);", script)
     assert found
     assert int(found[1]) > 3 * 1000 * actions.CALL_TIMEOUT_S
+
+
+def test_a_table_says_where_a_workload_is_parked() -> None:
+    def parked(state: str, **status: Any) -> str:
+        return tables._parked(WorkloadStatus(state=WorkloadState.Value(f"WORKLOAD_STATE_{state}"), **status))
+
+    gib = 2**30
+    assert parked("SUSPENDED", parked_bytes=gib) == "1.0 GiB in host memory"
+    assert parked("SUSPENDED") == "unknown size in host memory"
+    assert parked("CHECKPOINTED", disk_bytes=2 * gib) == "2.0 GiB on disk"
+    assert parked("STOPPED", park_time=Timestamp(seconds=1)) == "0.0 GiB on disk"
+    assert parked("STOPPED") == "unknown size on disk"
+    for strategy, told in (
+        ("RETAIN", "unknown size in device memory"),
+        ("OFFLOAD", "1.0 GiB in host memory"),
+        ("DISCARD", "weights discarded"),
+    ):
+        policy = EvictionPolicy(weight_strategy=f"WEIGHT_STRATEGY_{strategy}")  # type: ignore[arg-type]
+        assert parked("SLEEPING", parked_by=policy, parked_bytes=gib) == told
+    assert parked("SLEEPING") == "unknown size"
+    assert parked("WEDGED", parked_bytes=gib) == "1.0 GiB in host memory"
+    assert parked("RUNNING") == ""
+
+
+def test_a_table_names_all_workloads_of_a_swap() -> None:
+    swap = Command(command_id="c-1", workload_id="w-1")
+    for name in ("w-1", "w-2"):
+        swap.operation.remap.moves.add(workload_id=name)
+    stop = Command(command_id="c-2", workload_id="w-3")
+    stop.operation.stop.SetInParent()
+
+    class Services:
+        async def ListCommands(self, request: ListCommandsRequest, **call: Any) -> ListCommandsResponse:
+            return ListCommandsResponse(commands=[swap, stop, Command(command_id="c-3")])
+
+        async def ListWorkloads(self, request: ListWorkloadsRequest, **call: Any) -> ListWorkloadsResponse:
+            found = [Workload(workload_id=f"w-{at}", name=name) for at, name in ((1, "one"), (2, "two"))]
+            return ListWorkloadsResponse(workloads=found)
+
+    services: Any = Services()
+    rows, _ = asyncio.run(tables._commands(Api(*[services] * len(Api._fields)), ""))
+    assert [row[4] for row in rows] == ["one, two", "w-3", ""]

@@ -1,12 +1,14 @@
 """The timeline in a real browser: what it learns after its first answer."""
 
 import re
+import signal
+import time
 from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import open_page
+from .browsers import SCRIPTED_STREAM, Complaints, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -75,6 +77,101 @@ def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
             "ended 9000, goes on open",
         ]
     assert asked == ["start=0", "start=47000", "start=4999"]
+
+
+TRUNCATED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  const load = (start, end) => (start ? history.want(start, end) : history.wantNews(1000, Infinity));
+  for (const [start, end] of [[], [], [2000, 20000], [2000, 3000]]) {
+    await load(start, end);
+    told.push([...history.spans.keys(), history.isCut(1500)].join(" "));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_the_time_before_a_truncated_answer_is_loaded_once_it_is_looked_at(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """Spans come in the order of their ends, so a truncated answer is complete from its first end on."""
+    goes_on = {"span_id": "on", "begin_time": 2_500}
+    late = {"span_id": "late", "begin_time": 1_800, "end_time": 9_000}
+    early = {"span_id": "early", "begin_time": 1_900, "end_time": 4_000}
+    answers = [([goes_on, late], True), ([goes_on], False), ([goes_on, late, early], False)]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        spans, is_truncated = answers.pop(0)
+        route.fulfill(json={"spans": spans, "is_truncated": is_truncated, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        assert page.evaluate(TRUNCATED) == ["on late true"] * 2 + ["on late early false"] * 2
+    assert asked == ["start=1000", "start=47000", "start=2000&end=9000"]
+
+
+OVERTAKEN: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  await history.want(9000, Infinity);
+  const news = history.wantNews(9000, Infinity);
+  history.want(2000, 3000);
+  history.wantNews(2000, 3000);
+  await news; // fails
+  await history.wantNews(2000, 3000);
+  const later = history.wantNews(2000, 3000);
+  history.forget();
+  await later;
+  await history.wantNews(4000, 5000);
+}"""
+
+
+@pytest.mark.long
+def test_a_change_overtakes_no_time_that_is_looked_at(browser: Browser, web_fleet: WebFleet) -> None:
+    """Changes come all the time in a busy fleet. After a gap, all of the shown time is asked for again."""
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        if len(asked) == 3:
+            route.fulfill(status=503, json={})
+        else:
+            route.fulfill(json={"spans": [], "is_truncated": False, "time": 50_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/history?*", tell)
+        page.evaluate(OVERTAKEN)
+    old = "start=2000&end=3000"
+    assert asked[:4] == ["start=9000", "start=47000", old, old]
+    assert asked[4:] == ["start=2000", "start=47000", "start=4000&end=5000"]
+
+
+@pytest.mark.long
+def test_the_note_on_a_truncated_timeline_stays_after_a_change(browser: Browser, web_fleet: WebFleet) -> None:
+    late = {**LEASED, "worker_name": "alpha", "begin_time": 1_800, "end_time": 1_000 * time.time()}
+    asked = 0
+
+    def tell(route: Route) -> None:
+        nonlocal asked
+        asked += 1
+        answer = {"spans": [late], "is_truncated": asked == 1, "time": 1_000 * time.time()}
+        route.fulfill(json=answer)
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}timeline")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        note = page.locator(".timeline-tools [role=status]")
+        expect(note).to_have_text("More happened than fits: zoom in.")
+        with page.expect_response("**/api/history?*"):
+            page.evaluate("tell", {"reset": {}, "changes": [], "state": {}})
+        page.wait_for_timeout(100)
+        expect(note).to_have_text("More happened than fits: zoom in.")
 
 
 LANE: Final = """async (status) => {
@@ -153,7 +250,7 @@ STAYS: Final = """async () => {
   workload("new", "RUNNING", 41000);
   workload("odd id", "SUSPENDED", 0);
   for (const start of [40000, 45000, 20000]) await history.want(start, Infinity);
-  return jointsOf([...history.spans.values()], (id) => id === "parked").map(
+  return jointsOf([...history.spans.values()], (id) => (id === "parked" ? Infinity : 0)).map(
     (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
 }"""
 
@@ -208,7 +305,7 @@ REAL_JOINTS: Final = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const history = new History(() => {});
   await history.want(0, Infinity);
-  return jointsOf([...history.spans.values()], () => false, history.commands.values()).map(
+  return jointsOf([...history.spans.values()], () => 0, history.commands.values()).map(
     (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
 }"""
 
@@ -285,7 +382,7 @@ GUESS: Final = """async () => {
   });
   const stays = [span(0, 0, 9000), span(1, 0, 9000), span(2, 9000, 20000), span(3, 9000, 20000),
     span(0, 60000), span(1, 60000)];
-  return jointsOf(stays, () => false).map((joint) => textOf({ joint })[1]);
+  return jointsOf(stays, () => 0).map((joint) => textOf({ joint })[1]);
 }"""
 
 
@@ -339,3 +436,104 @@ def test_an_ended_command_whose_end_is_hidden_does_not_go_on(browser: Browser, w
     """A user sees the state of others' commands, and not their end."""
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(COMMAND_BARS) == ["RUNNING", "CANCELLED"]
+
+
+LAST_REPORT: Final = """async (worker) => {
+  const { live } = await import("/static/live.js");
+  const { lastReportOf, textOf } = await import("/static/timeline_words.js");
+  const { coloursOf, drawSpan } = await import("/static/painter.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  live.workers.set("worker-a", worker);
+  const place = { worker_id: "worker-a", worker_name: "alpha" };
+  const span = { span_id: "s-1", state: "LEASED", begin_time: 10, ...place };
+  const bars = [];
+  const context = document.createElement("canvas").getContext("2d");
+  const kind = () => (context.globalAlpha < 1 ? "dim" : "full");
+  context.roundRect = (x, y, width) => bars.push([x, x + width, kind()].join(" "));
+  drawSpan(context, span, 10, 90, 50, coloursOf(document.body), { dimFrom: lastReportOf(span) });
+  return [/until now/.test(textOf({ span })[1]), /[(]last known[)]/.test(textOf({ span })[1]), ...bars];
+}"""
+
+
+@pytest.mark.long
+def test_a_lease_of_a_host_out_of_contact_is_last_known(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(LAST_REPORT, {"state": "CONNECTED"}) == [True, False, "10 90 full"]
+        lost = {"state": "LOST", "last_seen_time": 60}
+        assert page.evaluate(LAST_REPORT, lost) == [False, True, "10 90 dim", "10 60 full"]
+        unconfirmed = {"state": "UNCONFIRMED"}
+        assert page.evaluate(LAST_REPORT, unconfirmed) == [False, True, "10 90 dim"]
+        page.goto(f"{fleet.url}timeline")
+        page.click('button:text-is("Table")')
+        row = page.locator("tbody tr", has_text="train").filter(has=page.locator('td:text-is("leased")'))
+        lane = page.context.new_page()
+        lane.goto(f"{fleet.url}workloads/train")
+        expect(row).to_contain_text("now")
+        expect(lane.locator(".mini tbody tr")).to_contain_text("now")
+        fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+        try:
+            expect(row).to_contain_text("(last known)")
+            expect(lane.locator(".mini tbody tr")).to_contain_text("(last known)")
+        finally:
+            fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
+        expect(row).to_contain_text("now")
+
+
+PARKED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { live } = await import("/static/live.js");
+  const { layOut } = await import("/static/timeline_rows.js");
+  const { textOf } = await import("/static/timeline_words.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const history = new History(() => {});
+  const workload = (id, state, end_time) => {
+    live.workloads.set(id, { workload_id: id, status: { state, end_time } });
+    live.gpus.set(id, { uuid: id, worker_id: "worker-a" });
+    const place = { gpu_uuid: id, workload_id: id, worker_name: "alpha", state: "LEASED" };
+    history.spans.set(id, { span_id: id, begin_time: 1000, end_time: 5000, ...place });
+  };
+  for (const state of ["SUSPENDED", "RESTORING", "STOPPING", "RUNNING", "EXITED"]) workload(state, state);
+  workload("stopped while parked", "EXITED", 60000);
+  workload("stopped while running", "EXITED", 6000);
+  const texts = (start) => layOut(history, { start, end: 90000 }, []).joints.map((joint) => [
+    joint.workload, joint.until, /to its end/.test(textOf({ joint })[1])].join(" "));
+  return [texts(0), texts(70000)];
+}"""
+
+
+@pytest.mark.long
+def test_a_workload_is_parked_until_its_restore_or_its_end(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        going = [f"{state} Infinity false" for state in ("SUSPENDED", "RESTORING", "STOPPING")]
+        assert page.evaluate(PARKED) == [[*going, "stopped while parked 60000 true"], going]
+
+
+FINGERS: Final = """async (events) => {
+  const { listen } = await import("/static/timeline_input.js");
+  const canvas = document.createElement("canvas");
+  canvas.setPointerCapture = () => {};
+  const told = new Set();
+  const tell = (kind) => () => told.add(kind);
+  listen(canvas, {
+    scale: () => ({ timeAt: () => 0, perPixel: 1 }), range: () => 1000, itemAt: () => null, point: () => {},
+    leave: () => {}, press: tell("press"), pan: tell("pan"), zoomTo: tell("zoom"), scrollBy: () => {},
+  });
+  for (const [kind, pointerId, clientX] of events) {
+    canvas.dispatchEvent(new PointerEvent(`pointer${kind}`, { pointerId, clientX, pointerType: "touch" }));
+  }
+  return [...told];
+}"""
+
+
+@pytest.mark.long
+def test_the_end_of_two_fingers_is_no_press(browser: Browser, web_fleet: WebFleet) -> None:
+    down = [("down", 1, 100), ("down", 2, 200)]
+    up = [("up", 1, 80), ("up", 2, 220)]
+    moves = [("move", number, x) for number, x in ((1, 90), (2, 210), (1, 80), (2, 220))]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(FINGERS, [down[0], up[0]]) == ["press"]
+        assert page.evaluate(FINGERS, [*down, *moves, *up]) == ["zoom"]
+        assert page.evaluate(FINGERS, [*down, *up]) == []
+        again = [("up", 1, 80), ("down", 1, 100), ("up", 1, 100), ("up", 2, 220)]
+        assert page.evaluate(FINGERS, [*down, *moves, *again]) == ["zoom"]
+        assert page.evaluate(FINGERS, [*down, *up, down[0], up[0]]) == ["press"]

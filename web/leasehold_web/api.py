@@ -1,6 +1,7 @@
 """The answers for our scripts: reads of the API, plans and actions."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Final, TypeVar
@@ -60,10 +61,10 @@ def refusals_told(handler: Handler) -> Handler:
 
 
 async def get_session(request: web.Request) -> web.Response:
-    """The caller, and its role."""
+    """The caller and its role, and the server's time."""
     api = await request[SESSION].entry.api()
     found = await api.access.WhoAmI(WhoAmIRequest(), metadata=api.metadata, timeout=CALL_TIMEOUT_S)
-    return answer(document(found))
+    return answer(document(found) | {"time": 1e3 * time.time()})
 
 
 async def get_samples(request: web.Request) -> web.Response:
@@ -86,7 +87,7 @@ async def get_samples(request: web.Request) -> web.Response:
                 if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
                     return {}
                 raise
-            return {one.gpu.uuid: sample_row(one.lease.sample) for one in found.gpus}
+            return {one.gpu.uuid: sample_row(one.lease) for one in found.gpus}
 
     parts = await asyncio.gather(*(of_worker(worker) for worker in workers))
     return answer({uuid: sample for part in parts for uuid, sample in part.items()})

@@ -59,12 +59,13 @@ def gpu_row(found: FleetGpu) -> Document:
     if lease.HasField("hold"):
         row["hold"] = document(lease.hold)
     if lease.HasField("sample"):
-        row["sample"] = sample_row(lease.sample)
+        row["sample"] = sample_row(lease)
     return row
 
 
-def sample_row(sample: gpu_pb2.GpuSample) -> Document:
-    """The measurements of a GPU. An unknown one is absent."""
+def sample_row(lease: lease_pb2.GpuLease) -> Document:
+    """The measurements of a GPU, which no watch publishes by themselves. An unknown one is absent."""
+    sample = lease.sample
     row: Document = {}
     if sample.HasField("utilization_percent"):
         row["utilization_percent"] = sample.utilization_percent
@@ -72,6 +73,13 @@ def sample_row(sample: gpu_pb2.GpuSample) -> Document:
         row["memory_used_bytes"] = sample.memory_used_bytes
     if sample.HasField("temperature_celsius"):
         row["temperature_celsius"] = sample.temperature_celsius
+    foreign: Document = {
+        str(one.pid): one.device_memory_bytes
+        for one in lease.foreign_processes
+        if one.HasField("device_memory_bytes")
+    }
+    if foreign:
+        row["foreign_bytes"] = foreign
     return row
 
 

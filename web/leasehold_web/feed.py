@@ -238,7 +238,7 @@ class Feed:
 
     def _state(self) -> Document:
         """Whether the view is current, complete, or why not."""
-        state: Document = {"is_loading": bool(self._loading), "time": time.time() * 1e3}
+        state: Document = {"is_loading": bool(self._loading)}
         if self._lost:
             state["lost"] = next(iter(self._lost.values()))
         if self.refused is not None:

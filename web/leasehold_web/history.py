@@ -14,7 +14,7 @@ from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRe
 from leasehold.v1.lease_pb2 import SLOT_STATE_LEASED, LeaseSpan
 
 from leasehold_web.answers import CALL_TIMEOUT_S, ID, answer, documents_of
-from leasehold_web.documents import Document
+from leasehold_web.documents import Document, milliseconds
 from leasehold_web.guards import SESSION
 from leasehold_web.refusals import problem
 from leasehold_web.workload_names import workload_names
@@ -29,6 +29,8 @@ STAY_SPANS: Final = 512
 HISTORY_PAGES: Final = 6
 HISTORY_PAGE_SIZE: Final = 1_000
 MARKS_LIMIT: Final = 1_000
+COMMAND_TIME_S: Final = 600
+"""The longest default timeout of a command: an earlier command is hardly under way."""
 
 
 async def get_names(request: web.Request) -> web.Response:
@@ -80,12 +82,12 @@ async def get_stays(request: web.Request) -> web.Response:
 
 
 async def get_marks(request: web.Request) -> web.Response:
-    """The commands and events of a time, the latest first, and whether there are more than fit."""
+    """The commands and events of a time, the latest first, and the time since which both are complete."""
     api = await request[SESSION].entry.api()
     start, end = _moment(request, "start"), _moment(request, "end")
     commands, events = await asyncio.gather(
         api.commands.ListCommands(
-            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_within("create_time", start, end)),
+            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_commands_within(start, end)),
             metadata=api.metadata,
             timeout=CALL_TIMEOUT_S,
         ),
@@ -95,13 +97,15 @@ async def get_marks(request: web.Request) -> web.Response:
             timeout=CALL_TIMEOUT_S,
         ),
     )
-    return answer(
-        {
-            "commands": await documents_of(request, commands.commands),
-            "events": await documents_of(request, events.events),
-            "is_truncated": bool(commands.next_page_token or events.next_page_token),
-        }
-    )
+    found: dict[str, object] = {
+        "commands": await documents_of(request, commands.commands),
+        "events": await documents_of(request, events.events),
+    }
+    cuts = [one.create_time for one in commands.commands[-1:] if commands.next_page_token]
+    cuts += [one.time for one in events.events[-1:] if events.next_page_token]
+    if cuts:
+        found["complete_from"] = max(map(milliseconds, cuts))
+    return answer(found)
 
 
 def _last_stay(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
@@ -130,6 +134,15 @@ def _moment(request: web.Request, name: str) -> Timestamp | None:
     found = Timestamp()
     found.FromMicroseconds(int(float(text) * 1000))
     return found
+
+
+def _commands_within(start: Timestamp | None, end: Timestamp | None) -> str:
+    """A filter of the commands that were under way within a time. A hidden end counts as such a command."""
+    if start is None:
+        return _within("create_time", None, end)
+    earlier = Timestamp(seconds=max(0, start.seconds - COMMAND_TIME_S), nanos=start.nanos)
+    over = f'(end_time >= "{start.ToJsonString()}" OR NOT end_time:*)'
+    return f"{_within('create_time', earlier, end)} AND {over}"
 
 
 def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:

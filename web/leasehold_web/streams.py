@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest
 
 from leasehold_web.entries import Api
 from leasehold_web.feed import Feeds
-from leasehold_web.guards import PACE, SESSION, stream
+from leasehold_web.guards import PACE, SESSION, SESSIONS, stream
 from leasehold_web.refusals import problem, refusal
 from leasehold_web.sessions import Session
 
@@ -43,7 +44,7 @@ async def get_live(request: web.Request) -> web.StreamResponse:
         )
         response = await _begin(request)
         with request.app[FEEDS].of(session.entry).listening(session.entry) as listener:
-            ending = asyncio.create_task(_call_at_end(session, listener.close))
+            ending = asyncio.create_task(_call_at_end(request, session, listener.close))
             try:
                 await _write_all(request, response, listener.messages())
             finally:
@@ -67,7 +68,7 @@ async def get_output(request: web.Request) -> web.StreamResponse:
         reading = asyncio.create_task(
             _write_all(request, response, _output(api, request.match_info["id"], int(offset)), is_raw=True)
         )
-        ending = asyncio.create_task(_call_at_end(session, reading.cancel))
+        ending = asyncio.create_task(_call_at_end(request, session, reading.cancel))
         try:
             await asyncio.wait([reading])
         finally:
@@ -116,8 +117,13 @@ async def _write_all(
         return
 
 
-async def _call_at_end(session: Session, end: Callable[[], object]) -> None:
-    await session.ended.wait()
+async def _call_at_end(request: web.Request, session: Session, end: Callable[[], object]) -> None:
+    """Calls a function at the end of a session. Between requests, a session expires here only."""
+    try:
+        async with asyncio.timeout(max(0.0, session.expire_s - time.time())):
+            await session.ended.wait()
+    except TimeoutError:
+        await request.app[SESSIONS].close(session)
     end()
 
 

@@ -9,11 +9,12 @@ from urllib.parse import quote
 import grpc
 from aiohttp import web
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
 from leasehold_web.documents import enum_name
@@ -125,6 +126,37 @@ def _workload_state(workload: Workload) -> str:
     return state if status.HasField("ready_time") else f"{state} (not ready)"
 
 
+def _parked(status: WorkloadStatus) -> str:
+    """The bytes and the place of a parked workload, as in words.js. Empty: not parked."""
+    host = status.parked_bytes if status.HasField("parked_bytes") else None
+    disk = status.disk_bytes if status.HasField("disk_bytes") else None
+    match status.state:
+        case workload_pb2.WORKLOAD_STATE_CHECKPOINTED:
+            return f"{_size(disk)} on disk"
+        case workload_pb2.WORKLOAD_STATE_STOPPED:
+            is_without_checkpoint = status.HasField("park_time") and not status.checkpoint_id
+            return f"{_size(0 if disk is None and is_without_checkpoint else disk)} on disk"
+        case workload_pb2.WORKLOAD_STATE_SLEEPING:
+            return _asleep(status, host)
+        case workload_pb2.WORKLOAD_STATE_SUSPENDED:
+            return f"{_size(host)} in host memory"
+    # Members of a WEDGED workload may be suspended.
+    return f"{_size(host)} in host memory" if host is not None else ""
+
+
+def _asleep(status: WorkloadStatus, host: int | None) -> str:
+    match status.parked_by.weight_strategy:
+        case eviction_pb2.WEIGHT_STRATEGY_OFFLOAD:
+            return f"{_size(host)} in host memory"
+        case eviction_pb2.WEIGHT_STRATEGY_DISCARD:
+            return "weights discarded"
+    return f"{_size(None)} in device memory" if status.HasField("parked_by") else _size(None)
+
+
+def _size(value: int | None) -> str:
+    return "unknown size" if value is None else f"{value / _GIB:.1f} GiB"
+
+
 async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
     page = await api.workloads.ListWorkloads(
         ListWorkloadsRequest(include_ended=True, page_size=PAGE_SIZE, page_token=token),
@@ -139,7 +171,7 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
             one.owner,
             names.get(one.worker_id, one.worker_id),
             str(len(one.status.lease.gpu_uuids)),
-            f"{one.status.parked_bytes / _GIB:.1f} GiB" if one.status.HasField("parked_bytes") else "",
+            _parked(one.status),
             _time(one.create_time),
         ]
         for one in page.workloads
@@ -153,7 +185,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    ids = dict.fromkeys(one.workload_id for one in page.commands if one.workload_id)
+    ids = dict.fromkeys(one for command in page.commands for one in _workloads_of(command))
     names = await workload_names(api, list(ids))
     rows: list[Row] = [
         [
@@ -161,7 +193,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
             (one.operation.WhichOneof("kind") or "").replace("_", " "),
             enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
             one.phase,
-            names.get(one.workload_id, one.workload_id),
+            ", ".join(names.get(workload, workload) for workload in _workloads_of(one)),
             one.actor,
             _time(one.create_time),
             one.error.message,
@@ -171,6 +203,12 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
     return rows, page.next_page_token
 
 
+def _workloads_of(command: Command) -> list[str]:
+    """The ids of the workloads of a command. A remap has all of them in its moves."""
+    moved = [move.workload_id for move in command.operation.remap.moves]
+    return moved or [command.workload_id] * bool(command.workload_id)
+
+
 _TABLES: Final = {
     "fleet": (
         ("Host", "Slot", "GPU", "State", "Workload", "Memory", "Utilization", "Temperature", "Health"),
@@ -178,7 +216,7 @@ _TABLES: Final = {
     ),
     "workloads": (("Workload", "State", "Owner", "Worker", "GPUs", "Parked", "Created"), _workloads),
     "commands": (
-        ("Command", "Operation", "State", "Phase", "Workload", "Actor", "Created", "Error"),
+        ("Command", "Operation", "State", "Phase", "Workloads", "Actor", "Created", "Error"),
         _commands,
     ),
 }

@@ -1,13 +1,14 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
-
-import { live, may, mayActOn, mayCancel, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { latestEntries } from "/static/latest_entries.js";
+import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
+const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
@@ -204,10 +205,10 @@ function effectsOfStop(workload) {
 
 function stop(workload) {
   const force = h("input", { type: "checkbox", id: "force" });
-  const now = () => live.workloads.get(workload.workload_id) ?? workload;
   confirm({
     title: `Stop ${workload.name}`, verb: "Stop", isDanger: true,
-    effects: () => effectsOfStop(now()), isSenseless: () => ENDED.has(now().status?.state),
+    subject: { kind: "workload", entry: workload },
+    effects: effectsOfStop, isSenseless: ({ status }) => ENDED.has(status?.state),
     extra: h("label", { for: "force" }, force, " Kill restored processes even if they can't be suspended first, which can hang the host"),
     action: () => ({ action: "stop", workload: workload.workload_id, force: force.checked }),
   });
@@ -238,9 +239,13 @@ function drain(worker) {
   const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it."],
+    effects: [
+      `${worker.name} is cordoned first, so that nothing takes the freed GPUs.`,
+      holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it.",
+      ...(holders.length > PLANS_LIMIT ? [`${PLANS_LIMIT} of them have a plan below, and ${holders.length - PLANS_LIMIT} more are without a plan here.`] : []),
+    ],
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
-    plans: holders.slice(0, 32).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
+    plans: holders.slice(0, PLANS_LIMIT).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
     isStrict: false,
     action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
   });
@@ -253,10 +258,10 @@ function effectOfCancellation({ state }) {
 }
 
 function cancel(command) {
-  const now = () => live.commands.get(command.command_id) ?? command;
   confirm({
     title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
-    effects: () => [effectOfCancellation(now()), h("code", {}, command.command_id)], isSenseless: () => CONCLUDED.has(now().state),
+    subject: { kind: "command", entry: command },
+    effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ state }) => CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },
   });
 }
@@ -274,10 +279,11 @@ export function notice(...parts) {
 
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
-//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan, or
-//   a function that returns it, called again after changes; isSenseless: whether a change made the action senseless;
-//   isStrict: whether a refusal in a plan forbids the action.
-function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
+//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan; isStrict:
+//   whether a refusal in a plan forbids the action. With a subject, { kind, entry }, of a workload or a command, effects
+//   is a function of its latest state, called again after changes, and isSenseless tells whether that state makes the
+//   action senseless.
+function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
@@ -302,14 +308,11 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   });
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
-  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects() : effects).map((one) => h("li", {}, one)));
+  const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
+  const subjectNow = () => latest.of(subject.entry[`${subject.kind}_id`]);
+  const drawEffects = () => replace(effectList, (subject ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
   if (effects) drawEffects();
-  if (typeof effects === "function") endChanges = onChange((changes) => {
-    if (!changes.has("workload") && !changes.has("command")) return;
-    const before = effectList.textContent;
-    drawEffects();
-    if (effectList.textContent !== before) forgetRefusal();
-  });
+  if (subject) endChanges = latest.end;
   const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
@@ -339,9 +342,15 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     yes.disabled = true;
   }
 
+  function redrawEffects() {
+    const before = effectList.textContent;
+    drawEffects();
+    if (effectList.textContent !== before) forgetRefusal();
+  }
+
   // A change may have ended the reason of a refusal.
   function forgetRefusal() {
-    if (!isRefusedForNow || isSending || isSenseless?.()) return;
+    if (!isRefusedForNow || isSending || isSenseless?.(subjectNow())) return;
     isRefusedForNow = false;
     replace(planBox);
     yes.disabled = false;
@@ -396,13 +405,9 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   // The commands as they go on, in the place of the plan.
   function follow(answer, isCancellation) {
     const ids = answer.commands.map((command) => command.command_id);
-    const told = new Map(answer.commands.map((command) => [command.command_id, command]));
     const refusals = answer.refusals ?? [];
     const draw = () => {
-      const commands = ids.map((one) => {
-        const latest = live.commands.get(one);
-        return latest && (latest.revision ?? 0) >= (told.get(one).revision ?? 0) ? latest : told.get(one);
-      });
+      const commands = ids.map(followed.of);
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
         isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
@@ -417,7 +422,8 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     no.textContent = isCancellation ? "Close" : "Close, and let it go on";
     no.focus();
     endChanges?.();
-    endChanges = onChange((changes) => changes.has("command") && draw());
+    const followed = latestEntries("command", answer.commands, draw);
+    endChanges = followed.end;
     draw();
   }
 

@@ -2,7 +2,7 @@
 import "/static/clicks.js";
 import { append, ask, h, replace, safe } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
-import { clock, lower } from "/static/words.js";
+import { lower, when } from "/static/words.js";
 
 const VIEWS = [
   [/^\/$/, "Fleet", "/static/fleet.js"],
@@ -98,14 +98,15 @@ function showContact() {
   const who = document.getElementById("who");
   replace(who);
   append(who, [h("b", {}, user ? `${identity} for ${user}` : identity), ` · ${role ? lower(role) : "no role"}`]);
+  const shows = live.shownAt ? `shows the state of ${when(live.shownAt)}, and ` : "";
   let text = "";
   if (live.refused) {
-    text = `The coordinator refuses this login now: ${live.refused.message}. The page shows the state of ${clock(live.seenAt)}, and tries again by itself.`;
+    text = `The coordinator refuses this login now: ${live.refused.message}. The page ${shows}tries again by itself.`;
   } else if (!live.isConnected && live.seenAt) {
-    text = `No contact since ${clock(live.seenAt)}. The page shows the state of that time, and connects again by itself.`;
+    text = `No contact since ${when(live.seenAt)}. The page ${shows}connects again by itself.`;
   } else if (live.lost) {
     const why = live.lost.message ? ` (${live.lost.message})` : "";
-    text = `No contact with the coordinator since ${clock(live.lost.since)}${why}. The page ${live.isLoading ? "" : "shows the state of that time, and "}connects again by itself.`;
+    text = `No contact with the coordinator since ${when(live.lost.since)}${why}. The page ${shows}connects again by itself.`;
   }
   text = safe(text);
   if (contact.textContent !== text) contact.textContent = text;

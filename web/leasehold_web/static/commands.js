@@ -7,6 +7,7 @@ import { areOld, live, onChange, workloadName } from "/static/live.js";
 import { learnFromHistory } from "/static/names.js";
 import { CONCLUDED, operationOf, workloadsOf } from "/static/words.js";
 
+const PAST_LIMIT = 500; // past commands of the list
 const RETRY_MS = 2000; // after an answer that failed
 
 export function show(main, id) {
@@ -19,12 +20,12 @@ function showAll(main) {
   const going = h("div", {});
   const past = h("div", {});
   const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
+  const bound = h("p", { class: "muted", role: "status" });
   const problem = h("p", { class: "box bad", role: "alert", hidden: true });
   append(main, [h("div", { class: "head" }, h("h1", {}, "Commands"), counts, h("div", { class: "spacer" }), search),
-    h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), h("p", { class: "actions" }, more))]);
+    h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), bound, h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/commands", "commands", "command_id", () => {
     more.disabled = false;
-    more.hidden = !list.token && !list.problem;
     replace(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
@@ -47,9 +48,13 @@ function showAll(main) {
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
     replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(open.length)), "under way"));
     replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : !problem.hidden ? "The commands are not shown." : "No command is under way."));
-    replace(past, over.length ? over.slice(0, 500).map(line) : h("p", { class: "muted" }, words.length ? "No past command matches." : !problem.hidden ? "The commands are not shown." : "No command has ended yet."));
+    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : !problem.hidden ? "The commands are not shown." : list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet."));
+    const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
+    replace(bound, isFull && `The latest ${PAST_LIMIT} are shown.`);
+    more.hidden = isFull || (!list.token && !list.problem);
   }
 
+  const amongLoaded = () => (list.token ? " among the loaded ones: show older ones" : "");
   const line = (one) => commandView(one, { actions: [h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "Details"), commandActions(one)] });
   const end = onChange((changes) => {
     if (areOld(changes, "command")) list.renew();

@@ -4,7 +4,7 @@ import { gpuActions, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { live, placeOf } from "/static/live.js";
-import { bytes, lower, stateText, UNKNOWN } from "/static/words.js";
+import { bytes, lower, stateText, UNKNOWN, when } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
   const element = h("aside", { class: "drawer", "aria-label": "GPU" });
@@ -41,8 +41,11 @@ function content(gpu, workload, onClose) {
   ];
   if (gpu.asleep_bytes) facts.push(["Asleep", `${bytes(gpu.asleep_bytes)} of sleeping workloads`]);
   if (gpu.cordon) facts.push(["Cordon", `${gpu.cordon.reason || "no reason given"}${gpu.cordon.cordoned_by ? `, by ${gpu.cordon.cordoned_by}` : ""}`]);
-  if (gpu.hold) facts.push(["Hold", `until ${new Date(gpu.hold.expire_time).toLocaleTimeString()}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
-  for (const process of gpu.foreign_processes ?? []) facts.push(["Foreign process", `${process.pid} ${process.user ?? ""} ${process.command ?? ""} ${process.device_memory_bytes ? bytes(process.device_memory_bytes) : ""}`]);
+  if (gpu.hold) facts.push(["Hold", `until ${when(gpu.hold.expire_time)}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
+  for (const process of gpu.foreign_processes ?? []) {
+    const used = sample.foreign_bytes?.[process.pid] ?? process.device_memory_bytes; // a watch tells no change of them
+    facts.push(["Foreign process", `${process.pid} ${process.user ?? ""} ${process.command ?? ""} ${used ? bytes(used) : ""}`]);
+  }
   facts.push(["UUID", h("code", {}, gpu.uuid)]);
   const parts = [
     h("header", {}, h("h2", {}, placeOf(gpu.uuid)), h("button", { class: "close quiet", onclick: onClose, "aria-label": "Close" }, "✕")),

@@ -259,6 +259,25 @@ export function show(main) {
     place();
   }
 
+  function scrollToHost(worker) {
+    const index = hosts.indexOf(worker);
+    if (index >= 0 && (tops[index] < list.scrollTop || tops[index + 1] > list.scrollTop + list.clientHeight)) list.scrollTop = tops[index];
+  }
+
+  // A link may name a GPU before the fleet is loaded.
+  let wanted = new URLSearchParams(location.search).get("gpu");
+  function chooseWanted() {
+    const worker = live.gpus.get(wanted)?.worker_id;
+    if (!wanted || (live.isLoading && !live.workers.has(worker))) return;
+    const uuid = wanted;
+    wanted = null;
+    if (!worker) notice("No GPU has this UUID now.");
+    else {
+      scrollToHost(worker);
+      choose(uuid);
+    }
+  }
+
   list.addEventListener("click", (event) => {
     const slot = event.target.closest(".slot");
     if (!slot) return;
@@ -336,6 +355,7 @@ export function show(main) {
     }
     if (touched.size || changes.has("state")) refresh(touched);
     if (picking() && changes.has("worker")) checkPick();
+    chooseWanted();
     drawer?.update();
   });
   // Ends a choice whose workload has another state than before, and says why.
@@ -353,8 +373,7 @@ export function show(main) {
     refresh(rows.keys());
     if (picking()) {
       choose(null);
-      const index = hosts.indexOf(picking().worker);
-      if (index >= 0 && (tops[index] < list.scrollTop || tops[index + 1] > list.scrollTop + list.clientHeight)) list.scrollTop = tops[index];
+      scrollToHost(picking().worker);
       announce(picking().text);
       place();
       list.querySelector(".slot.candidate")?.focus({ preventScroll: true });
@@ -393,8 +412,7 @@ export function show(main) {
   countAll();
   checkPick();
   refresh([]);
-  const wanted = new URLSearchParams(location.search).get("gpu");
-  if (wanted && live.gpus.has(wanted)) choose(wanted);
+  chooseWanted();
   return () => {
     endChanges();
     endPick();

@@ -2,7 +2,8 @@
 import { ask } from "/static/dom.js";
 import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
-import { PARKED } from "/static/words.js";
+import { parkedUntil } from "/static/spans.js";
+import { CONCLUDED } from "/static/words.js";
 
 const SPAN_LIMIT = 20000;
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
@@ -12,35 +13,56 @@ const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a 
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
+// The time from which the answers are complete. Spans come in the order of their ends, the latest first.
+const cutOf = (leases, marks) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : 0, marks.complete_from ?? 0);
+
 export class History {
   constructor(onLoad, query = "") {
     this.spans = new Map();
     this.commands = new Map();
     this.events = new Map();
     this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
-    this.isTruncated = false;
+    this.cutAt = 0; // the time before which an answer was truncated, or 0
+    this.lacksStays = false; // whether too many workloads have an earlier stay
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
     this.known = null; // the time that is loaded, as [start, end], until the server's present at most
     this.isAsking = false;
-    this.wanted = null;
+    this.wanted = null; // the time that is loaded next
+    this.isNewsWanted = false;
   }
 
-  // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls while a request is under way are put together.
-  async want(start, end) {
+  // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls
+  // while a request is under way are put together.
+  want(start, end) {
     this.wanted = [start, end];
+    return this.loadWanted();
+  }
+
+  // Loads what is new since the last answer, or a time if none is loaded. A part that did not fit is not asked for again.
+  wantNews(start, end) {
+    if (this.known) this.isNewsWanted = true;
+    else this.wanted ??= [start, end];
+    return this.loadWanted();
+  }
+
+  async loadWanted() {
     if (this.isAsking) return;
     this.isAsking = true;
+    let wanted = null;
     try {
-      while (this.wanted) {
-        const [from, to] = this.wanted;
-        this.wanted = null;
-        await this.load(from, to);
+      while (this.wanted || this.isNewsWanted) {
+        wanted = this.wanted;
+        if (wanted) this.wanted = null;
+        else this.isNewsWanted = false;
+        if (wanted) await this.load(...wanted);
+        else if (this.known) await this.load(this.known[0], Infinity);
       }
       this.problem = "";
     } catch (error) {
       this.problem = error.message;
+      this.wanted ??= wanted; // for the next call
     }
     this.isAsking = false;
     this.onLoad();
@@ -57,6 +79,7 @@ export class History {
     } else {
       this.known = null;
     }
+    const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
     if (!this.known && this.spans.size > SPAN_LIMIT) {
       this.spans.clear();
@@ -69,9 +92,12 @@ export class History {
     }
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
-    this.isTruncated = leases.is_truncated || Boolean(marks.is_truncated);
+    if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
     const present = Math.min(to, leases.time);
-    this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], present)] : [from, present];
+    const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
+    this.known = this.known && begin <= this.known[1] ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
+    if (from === start && begin > from) this.cutAt = begin;
+    else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
     if (!this.query) await this.loadStays(this.known[0]);
   }
@@ -79,7 +105,7 @@ export class History {
   // Loads where workloads were before a time, since a parked time that began earlier leads from there.
   async loadStays(time) {
     const wanted = this.withoutStay(time);
-    if (wanted.length > STAYS_LIMIT) this.isTruncated = true;
+    this.lacksStays = wanted.length > STAYS_LIMIT;
     for (let at = 0; at < Math.min(wanted.length, STAYS_LIMIT); at += STAYS_AT_ONCE) {
       const ids = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
       const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(ids.map((id) => ["workload", id]))}`);
@@ -90,7 +116,7 @@ export class History {
 
   // The workloads that may have a stay before a time, none of which is known.
   withoutStay(time) {
-    const begins = new Map([...live.workloads.values()].filter((one) => PARKED.has(one.status?.state)).map((one) => [one.workload_id, Infinity]));
+    const begins = new Map([...live.workloads.values()].filter((one) => parkedUntil(one) > time).map((one) => [one.workload_id, Infinity]));
     for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
     const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
     return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);
@@ -114,8 +140,14 @@ export class History {
     return leases.is_truncated ? [] : [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id));
   }
 
-  // Forgets how far it is loaded, such as after an outage.
+  // Whether more happened since a time than answers have.
+  isCut(start) {
+    return start < this.cutAt || this.lacksStays;
+  }
+
+  // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.
   forget() {
     this.known = null;
+    for (const [id, one] of this.commands) if (!CONCLUDED.has(one.state)) this.commands.delete(id);
   }
 }

@@ -1,6 +1,7 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
+import { learnTime, now } from "/static/server_time.js";
 import { addStream, areReleased } from "/static/window_streams.js";
 import { CONCLUDED } from "/static/words.js";
 
@@ -18,6 +19,7 @@ export const live = {
   lost: null, // since when and why the server has no contact with the coordinator
   refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
+  shownAt: 0, // the time of the shown state, or 0 if nothing was shown
 };
 
 const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
@@ -32,6 +34,7 @@ let isScheduled = false;
 let source = null;
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
+let hasNews = false; // whether changes came since the last state of the stream
 let wasShown = false; // whether views have shown the answers of an earlier connection, or its refusal
 
 export function may(role) {
@@ -67,7 +70,10 @@ export function areOld(changes, kind, id) {
 // Reads the caller and its role anew.
 export async function readSession() {
   const before = live.session;
-  live.session = { identity: "", role: "", ...(await ask("/api/session")) };
+  const askedAt = Date.now();
+  const { time, ...session } = await ask("/api/session");
+  learnTime(time, askedAt, Date.now());
+  live.session = { identity: "", role: "", ...session };
   // Another window may have logged in as somebody else.
   if (["identity", "on_behalf_of", "role"].every((key) => before[key] === live.session[key])) return;
   if (before.identity) {
@@ -83,7 +89,7 @@ export async function connect() {
   addStream({ open: shown, close: rest });
   setInterval(() => document.visibilityState === "visible" && live.isConnected && readSession().catch(() => {}), SESSION_MS);
   setInterval(() => {
-    if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
+    if (source && live.isConnected && now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
 }
@@ -135,7 +141,7 @@ function refuse() {
 }
 
 function take(message) {
-  live.seenAt = Date.now();
+  live.seenAt = now();
   if (!live.isConnected) {
     live.isConnected = true;
     retryMs = 500;
@@ -157,6 +163,16 @@ function take(message) {
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
+  noteShown(message);
+}
+
+// A refusal and a loss of contact come as messages, too, and they show nothing new.
+function noteShown({ changes = [], state }) {
+  hasNews ||= changes.length > 0;
+  if (!fresh && !live.isLoading && !live.lost && !live.refused) live.shownAt = now();
+  // The server has the entries of before the loss.
+  else if (hasNews && state) live.shownAt = Math.max(live.shownAt, live.lost?.since ?? now());
+  if (state) hasNews = false;
 }
 
 // Removes what has gone while there was no connection. Ended entries stay, since no snapshot has them.

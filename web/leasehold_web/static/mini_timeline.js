@@ -4,8 +4,10 @@ import { h, replace } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
-import { jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { count, ENDED, moment, PARKED } from "/static/words.js";
+import { now } from "/static/server_time.js";
+import { jointsOf, parkedUntil, tickText, ticksOf } from "/static/spans.js";
+import { endOf, lastReportOf } from "/static/timeline_words.js";
+import { count, ENDED, moment } from "/static/words.js";
 
 const ROW = 30;
 const LABELS = 90;
@@ -22,18 +24,19 @@ export function miniTimeline(workload, current, commands = () => []) {
   const history = new History(() => !isOver && draw(), `&workload=${encodeURIComponent(workload)}`);
 
   // A user does not see the end of others' workloads. Such a lane ends with its last lease.
-  function endOf(spans) {
+  function endOfLane(spans) {
     const { state, end_time: end } = current().status ?? {};
-    if (end || !ENDED.has(state) || !spans.length) return end ?? Date.now();
-    return Math.max(...spans.map((one) => one.end_time ?? Date.now()));
+    if (end || !ENDED.has(state) || !spans.length) return end ?? now();
+    return Math.max(...spans.map((one) => one.end_time ?? now()));
   }
 
   function draw() {
     // A reserved GPU is not used yet, and may never be.
     const spans = [...history.spans.values()].filter((one) => one.state === "LEASED").sort((a, b) => a.begin_time - b.begin_time);
-    const end = endOf(spans);
-    const start = Math.min((!history.isTruncated && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
-    cut.hidden = !history.isTruncated;
+    const end = endOfLane(spans);
+    const isCut = history.isCut(0);
+    const start = Math.min((!isCut && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
+    cut.hidden = !isCut;
     const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
@@ -56,12 +59,11 @@ export function miniTimeline(workload, current, commands = () => []) {
       context.fillStyle = colours.muted;
       context.fillText(history.problem || (!history.known && "Loading…") || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
     }
-    const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
-    for (const joint of jointsOf(spans, isParked, [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
-    for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { name: span.workload_name, isOpen: !span.end_time });
+    for (const joint of jointsOf(spans, () => parkedUntil(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;
-    replace(table, h("summary", {}, "As a table"), h("table", {}, h("thead", {}, h("tr", {}, ["GPU", "From", "To"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, spans.map((one) => h("tr", {}, h("td", {}, placeOf(one.gpu_uuid)), h("td", {}, moment(one.begin_time)), h("td", {}, one.end_time ? moment(one.end_time) : "now"))))));
+    replace(table, h("summary", {}, "As a table"), h("table", {}, h("thead", {}, h("tr", {}, ["GPU", "From", "To"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, spans.map((one) => h("tr", {}, h("td", {}, placeOf(one.gpu_uuid)), h("td", {}, moment(one.begin_time)), h("td", {}, endOf(one)))))));
     table.open = isOpen;
   }
 

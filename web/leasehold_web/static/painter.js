@@ -35,8 +35,14 @@ export function sized(canvas, width, height) {
   return context;
 }
 
-// A span as a bar. Its state has a pattern as well as a colour.
-export function drawSpan(context, span, x1, x2, y, colours, { isDim = false, isChosen = false, name = "", isOpen = false, left = 0 } = {}) {
+// A span as a bar. Its state has a pattern as well as a colour. It is dim right of dimFrom.
+export function drawSpan(context, span, x1, x2, y, colours, { dimFrom = Infinity, ...options } = {}) {
+  const middle = Math.max(x1, Math.min(x2, dimFrom));
+  if (middle < x2) drawBar(context, span, x1, x2, y, colours, { ...options, isDim: true });
+  if (middle > x1 || middle >= x2) drawBar(context, span, x1, middle, y, colours, options);
+}
+
+function drawBar(context, span, x1, x2, y, colours, { isDim = false, isChosen = false, name = "", isOpen = false, left = 0 }) {
   const width = Math.max(2, x2 - x1);
   const top = y - BAR / 2;
   context.save();

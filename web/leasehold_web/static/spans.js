@@ -1,5 +1,5 @@
 // The past of GPUs and workloads: what was where, and the joints between. Pure, without a picture.
-import { workloadsOf } from "/static/words.js";
+import { PARKED, workloadsOf } from "/static/words.js";
 
 // A move exchanges the lease at once, so one report has the end of the old spans and the begin of the new ones.
 const TOGETHER_MS = 20;
@@ -7,6 +7,14 @@ const TOGETHER_MS = 20;
 // A stay begins during its command, except for the delays of reports.
 const BEFORE_MS = 1000;
 const AFTER_MS = 2000;
+
+// A running workload gives its GPUs back shortly before its end.
+const END_MS = 2000;
+
+// The time until which a workload without GPUs is parked: Infinity if it still is, or its end. 0: it is not parked.
+export function parkedUntil({ status = {} } = {}) {
+  return PARKED.has(status.state) || ["RESTORING", "STOPPING"].includes(status.state) ? Infinity : status.end_time ?? 0;
+}
 
 // All spans of a workload as stays: groups of spans with one lease, in the order of time.
 function staysOf(spans) {
@@ -84,9 +92,10 @@ function curves(kind, before, after, commands) {
 }
 
 // The joints of all workloads: from the end of one span to the begin of the next.
-//   kind: "move", straight from GPU to GPU, or "parked", with time between. An open one goes on until now.
-//   isGuess: whether the pair is unknown. before, after: the spans of both stays.
-export function jointsOf(spans, isParked, commands = []) {
+//   kind: "move", straight from GPU to GPU, or "parked", with time between. One without a next span goes on to the
+//   time "until", which is the end of the workload, or Infinity for now. isGuess: whether the pair is unknown.
+//   before, after: the spans of both stays.
+export function jointsOf(spans, untilOf, commands = []) {
   const giving = givingOf(commands);
   const byWorkload = new Map();
   for (const span of spans) {
@@ -101,7 +110,8 @@ export function jointsOf(spans, isParked, commands = []) {
       const stay = stays[at];
       const next = stays[at + 1];
       if (!next) {
-        if (stay.end !== Infinity && isParked(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, isGuess: false, before: stay.spans, after: [] });
+        const until = untilOf(workload);
+        if (until > stay.end + END_MS) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, until, isGuess: false, before: stay.spans, after: [] });
         continue;
       }
       if (stay.end === Infinity) continue;

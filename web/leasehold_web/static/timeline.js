@@ -3,6 +3,7 @@ import { announce, append, h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange } from "/static/live.js";
 import { coloursOf } from "/static/painter.js";
+import { now } from "/static/server_time.js";
 import { listen } from "/static/timeline_input.js";
 import { legend } from "/static/timeline_legend.js";
 import { drawPicture } from "/static/timeline_picture.js";
@@ -66,7 +67,7 @@ export function show(main) {
   function refresh() {
     arrange();
     if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time));
-    state.textContent = safe(history.problem) || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
+    state.textContent = safe(history.problem) || (history.isCut(time.start) ? "More happened than fits: zoom in." : "");
     refreshTools();
     soon();
   }
@@ -78,6 +79,9 @@ export function show(main) {
     follow.textContent = time.isFollowing ? "Following now" : "Follow now";
   }
 
+  // The end of the time in sight, as the history is asked for it.
+  const present = () => (time.end < now() ? time.end : Infinity);
+
   let wantTimer = 0;
   function moved() {
     arrange();
@@ -85,7 +89,7 @@ export function show(main) {
     clearTimeout(wantTimer);
     wantTimer = setTimeout(() => {
       window.history.replaceState(null, "", `?${time.query}`);
-      history.want(time.start, time.end < Date.now() ? time.end : Infinity);
+      history.want(time.start, present());
     }, MOVED_MS);
     refreshTools();
   }
@@ -207,12 +211,12 @@ export function show(main) {
   let freshAt = 0;
   const endChanges = onChange((changes) => {
     if (changes.has("gap")) history.forget();
-    if (freshTimer || !["gpu", "workload", "command", "state"].some((kind) => changes.has(kind))) return;
+    if (freshTimer || !["worker", "gpu", "workload", "command", "state"].some((kind) => changes.has(kind))) return;
     // The coordinator stores a change with the answer to the question for it.
     freshTimer = setTimeout(() => {
       freshTimer = 0;
       freshAt = Date.now();
-      history.want(time.start, Infinity);
+      history.wantNews(time.start, present());
       refresh();
     }, Math.max(FRESH_MS, freshAt + FRESH_GAP_MS - Date.now()));
   });

@@ -33,13 +33,13 @@ export function listen(canvas, timeline) {
 
 function listenToPointers(canvas, timeline) {
   const pointers = new Map(); // those that are down, by id
-  let dragged = 0;
+  let dragged = 0; // px since the first pointer went down
   let pinch = 0; // the distance of two fingers
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button) return;
+    dragged = pointers.size ? Infinity : 0; // the end of two fingers is no press
     pointers.set(event.pointerId, event);
     canvas.setPointerCapture(event.pointerId);
-    dragged = 0;
     pinch = 0;
   });
   canvas.addEventListener("pointermove", (event) => {

@@ -1,9 +1,10 @@
 // The picture of the timeline: its grid, rows, spans and joints.
 import { drawJoint, drawSpan, sized } from "/static/painter.js";
+import { now } from "/static/server_time.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
 import { AXIS, HEAD, HOST, LANE, LANES, ROW } from "/static/timeline_rows.js";
-import { nameOf } from "/static/timeline_words.js";
+import { lastReportOf, nameOf } from "/static/timeline_words.js";
 
 const MINUTE = 60000;
 
@@ -14,19 +15,19 @@ export function drawPicture(canvas, box, { time, layout, colours, chosen, hovere
   const context = sized(canvas, width, height);
   const scale = time.scale(width);
   const { labels, xOf } = scale;
-  const now = Date.now();
+  const present = now();
   drawGrid(context, width, height, time, scale, colours);
   context.save();
   clip(context, 0, HEAD, width, height);
   drawRows(context, width, height, layout.rows, HEAD - box.scrollTop, labels, colours);
   clip(context, labels, HEAD, width, height);
   const focus = hovered?.span?.workload_id ?? hovered?.joint?.workload ?? chosen?.span?.workload_id ?? "";
-  const hits = drawContent(context, { height, offset: HEAD - box.scrollTop, time, scale, layout, colours, chosen, focus, now });
+  const hits = drawContent(context, { height, offset: HEAD - box.scrollTop, time, scale, layout, colours, chosen, focus, present });
   context.restore();
   hits.push(...drawLanes(context, width, scale, colours, commands, events));
-  if (now <= time.end && now >= time.start) {
+  if (present <= time.end && present >= time.start) {
     context.fillStyle = colours.accent;
-    context.fillRect(Math.min(xOf(now), width - 2), AXIS, 1.5, height - AXIS);
+    context.fillRect(Math.min(xOf(present), width - 2), AXIS, 1.5, height - AXIS);
   }
   if (!layout.rows.length) {
     context.fillStyle = colours.muted;
@@ -83,7 +84,7 @@ function drawRows(context, width, height, rows, offset, labels, colours) {
 }
 
 // Spans, and the joints above them. Those of other workloads than the one in focus are dim.
-function drawContent(context, { height, offset, time, scale, layout, colours, chosen, focus, now }) {
+function drawContent(context, { height, offset, time, scale, layout, colours, chosen, focus, present }) {
   const { labels, xOf } = scale;
   const { spans, joints, placed } = layout;
   const hits = [];
@@ -92,8 +93,8 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y = placed.get(span.gpu_uuid) + offset; // NaN without a row
     if (!(y >= HEAD - ROW && y <= height + ROW)) continue;
     const x1 = xOf(span.begin_time);
-    const x2 = xOf(Math.min(span.end_time ?? now, time.end + MINUTE));
-    drawSpan(context, span, x1, x2, y, colours, { isDim: isDim(span.workload_id), isChosen: chosen?.span?.span_id === span.span_id, name: nameOf(span), isOpen: !span.end_time, left: labels });
+    const x2 = xOf(Math.min(span.end_time ?? present, time.end + MINUTE));
+    drawSpan(context, span, x1, x2, y, colours, { dimFrom: xOf(lastReportOf(span) ?? Infinity), isDim: isDim(span.workload_id), isChosen: chosen?.span?.span_id === span.span_id, name: nameOf(span), isOpen: !span.end_time, left: labels });
     hits.push({ x1, x2: Math.max(x2, x1 + 4), y1: y - 11, y2: y + 11, item: { span } });
   }
   for (const joint of joints) {
@@ -101,8 +102,8 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
     const x1 = xOf(joint.from.end_time);
-    const x2 = xOf(joint.to?.begin_time ?? Math.min(now, time.end));
-    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: isBusy(joint, spans, now) });
+    const x2 = xOf(joint.to?.begin_time ?? Math.min(joint.until, present, time.end));
+    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: isBusy(joint, spans, present) });
     const xs = joint.kind === "move" ? [x1 - 6, x2 + 6] : [x1, x2];
     const margin = y1 === y2 ? -8 : 8;
     hits.push({ x1: Math.min(...xs), x2: Math.max(...xs), y1: Math.min(y1, y2) + margin, y2: Math.max(y1, y2) - margin, item: { joint } });
@@ -111,7 +112,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
 }
 
 // Whether another span is in the row of a parked workload meanwhile.
-function isBusy({ from, to }, spans, now) {
-  const until = to?.begin_time ?? now;
+function isBusy({ from, to, until: last }, spans, present) {
+  const until = to?.begin_time ?? Math.min(last, present);
   return spans.some((one) => one.gpu_uuid === from.gpu_uuid && one.span_id !== from.span_id && one.state === "LEASED" && one.begin_time < until - 500 && (one.end_time ?? Infinity) > from.end_time + 500);
 }

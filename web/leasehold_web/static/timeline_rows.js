@@ -1,8 +1,7 @@
 // The rows of the timeline: which GPUs it shows, where, and what lies on them. Heights in px.
 import { live, workerName } from "/static/live.js";
-import { jointsOf } from "/static/spans.js";
+import { jointsOf, parkedUntil } from "/static/spans.js";
 import { nameOf } from "/static/timeline_words.js";
-import { PARKED } from "/static/words.js";
 
 export const ROW = 26;
 export const HOST = 26; // the line with the name of a host
@@ -18,11 +17,10 @@ const BY_NAME = new Intl.Collator("en", { numeric: true });
 export function layOut(history, { start, end }, words) {
   const spans = [...history.spans.values()].filter((one) => one.begin_time < end && (one.end_time ?? Infinity) > start).sort((a, b) => a.begin_time - b.begin_time);
   const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
-  const isParked = (id) => PARKED.has(live.workloads.get(id)?.status?.state);
   const commands = new Map([...history.commands, ...live.commands]).values();
   // A stay in a hidden row counts too: without it, the stays around it would be joined.
-  const isShown = ({ from, to }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? Infinity) > start;
-  const joints = jointsOf([...history.spans.values()], isParked, commands).filter(isShown);
+  const isShown = ({ from, to, until }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? until) > start;
+  const joints = jointsOf([...history.spans.values()], (id) => parkedUntil(live.workloads.get(id)), commands).filter(isShown);
   return { rows, placed, spans, joints, height };
 }
 

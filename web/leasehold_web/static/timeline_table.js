@@ -1,18 +1,19 @@
 // The spans of the timeline as a table.
 import { h } from "/static/dom.js";
-import { lengthOf, nameOf, placeOfSpan } from "/static/timeline_words.js";
-import { lower, moment } from "/static/words.js";
+import { endOf, lengthOf, nameOf, placeOfSpan } from "/static/timeline_words.js";
+import { count, lower, moment } from "/static/words.js";
 
 const LIMIT = 1000;
 const HEADS = ["GPU", "State", "Workload", "From", "To", "Length"];
 
 export function tableOf({ spans, placed }, { start, end }) {
-  const shown = spans.filter((one) => placed.has(one.gpu_uuid)).sort((a, b) => b.begin_time - a.begin_time).slice(0, LIMIT);
-  return [h("p", { class: "muted" }, `${shown.length} spans from ${moment(start)} to ${moment(end)}, the latest first.`),
-    h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Spans" }, h("table", {}, h("thead", {}, h("tr", {}, HEADS.map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, shown.map(row))))];
+  const all = spans.filter((one) => placed.has(one.gpu_uuid)).sort((a, b) => b.begin_time - a.begin_time);
+  const order = all.length > LIMIT ? `of which the latest ${LIMIT.toLocaleString("en")} are shown` : "the latest first";
+  return [h("p", { class: "muted" }, `${count(all.length, "span")} from ${moment(start)} to ${moment(end)}, ${order}.`),
+    h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Spans" }, h("table", {}, h("thead", {}, h("tr", {}, HEADS.map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, all.slice(0, LIMIT).map(row))))];
 }
 
 function row(span) {
   const workload = span.workload_id ? h("a", { href: `/workloads/${encodeURIComponent(span.workload_id)}` }, nameOf(span)) : "";
-  return h("tr", {}, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, span.end_time ? moment(span.end_time) : "now"), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
+  return h("tr", {}, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, endOf(span)), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
 }

@@ -1,4 +1,5 @@
 // The time in sight of the timeline: its length, its end, and whether it follows now. Times in ms.
+import { now } from "/static/server_time.js";
 
 const MINUTE = 60000;
 const LEAST = 10000;
@@ -31,7 +32,7 @@ export class TimeWindow {
   // Goes to now, and on with it.
   follow() {
     this.isFollowing = true;
-    this.end = Date.now() + this.range * AHEAD;
+    this.end = now() + this.range * AHEAD;
   }
 
   rest() {
@@ -44,7 +45,7 @@ export class TimeWindow {
     const fixed = around ?? (this.isFollowing ? this.end : this.end - this.range / 2);
     this.end = fixed + ((this.end - fixed) / this.range) * next;
     this.range = next;
-    const latest = Date.now() + next * AHEAD;
+    const latest = now() + next * AHEAD;
     if (this.isFollowing || this.end > latest) this.end = latest;
   }
 
@@ -52,7 +53,7 @@ export class TimeWindow {
   pan(milliseconds) {
     this.isFollowing = false;
     this.end += milliseconds;
-    if (milliseconds > 0 && this.end >= Date.now()) this.follow();
+    if (milliseconds > 0 && this.end >= now()) this.follow();
   }
 
   // How times lie in a picture with this width, right of the labels.

@@ -1,6 +1,7 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
-import { workerName, workloadName } from "/static/live.js";
-import { clock, lower, moment, operationOf, seconds, workloadsOf } from "/static/words.js";
+import { live, workerName, workloadName } from "/static/live.js";
+import { now } from "/static/server_time.js";
+import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
 
 export function nameOf(span) {
   return span.workload_name || (span.workload_id ? workloadName(span.workload_id) : lower(span.state));
@@ -11,7 +12,20 @@ export function placeOfSpan(span) {
 }
 
 export function lengthOf(span) {
-  return seconds(((span.end_time ?? Date.now()) - span.begin_time) / 1000);
+  return seconds(((span.end_time ?? now()) - span.begin_time) / 1000);
+}
+
+// The time of the last report of an open span whose host is out of contact. Undefined: the span has ended, or its host is
+// in contact.
+export function lastReportOf(span) {
+  const worker = span.end_time ? undefined : live.workers.get(span.worker_id);
+  return worker && worker.state !== "CONNECTED" ? worker.last_seen_time ?? 0 : undefined;
+}
+
+// The end of a span in a table.
+export function endOf(span) {
+  if (span.end_time) return moment(span.end_time);
+  return lastReportOf(span) === undefined ? "now" : "(last known)";
 }
 
 // Tells items apart, also after they are loaded again.
@@ -21,7 +35,10 @@ export function keyOf({ span, joint, command, event }) {
 
 // Title and text of a span, joint, command or event.
 export function textOf({ span, joint, command, event }) {
-  if (span) return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${clock(span.begin_time)} ${span.end_time ? `to ${clock(span.end_time)}` : "until now"}, ${lengthOf(span)}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+  if (span) {
+    const until = lastReportOf(span) === undefined ? `${span.end_time ? `to ${when(span.end_time)}` : "until now"}, ${lengthOf(span)}` : "(last known)";
+    return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${when(span.begin_time)} ${until}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+  }
   if (joint) return textOfJoint(joint);
   if (command) {
     const length = command.end_time ? `, ${seconds((command.end_time - command.create_time) / 1000)}` : "";
@@ -31,9 +48,9 @@ export function textOf({ span, joint, command, event }) {
 }
 
 // A guessed pair is not told: the text has all GPUs of both stays.
-function textOfJoint({ from, to, kind, isGuess, before, after }) {
+function textOfJoint({ from, to, until, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
-  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${clock(to.begin_time)}`];
-  if (!to) return [`${nameOf(from)} was parked`, `since ${clock(from.end_time)}`];
-  return [`${nameOf(from)} was parked`, `from ${clock(from.end_time)} to ${clock(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
+  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(to.begin_time)}`];
+  if (!to) return [`${nameOf(from)} was parked`, until === Infinity ? `since ${when(from.end_time)}` : `from ${when(from.end_time)} to its end at ${when(until)}, ${seconds((until - from.end_time) / 1000)}`];
+  return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
 }

@@ -1,4 +1,6 @@
 // Numbers, times and names as text. An unknown value is the word, and never zero.
+import { now } from "/static/server_time.js";
+
 export const UNKNOWN = "unknown";
 
 export function bytes(value) {
@@ -33,9 +35,9 @@ export function seconds(value) {
   return `${(value / 86400).toFixed(1)} d`;
 }
 
-export function ago(time, now = Date.now()) {
+export function ago(time) {
   if (time === undefined) return UNKNOWN;
-  const past = Math.max(0, (now - time) / 1000);
+  const past = Math.max(0, (now() - time) / 1000);
   if (past < 60) return `${Math.round(past)} s ago`;
   if (past < 7200) return `${Math.round(past / 60)} min ago`;
   if (past < 172800) return `${Math.round(past / 3600)} h ago`;
@@ -45,8 +47,13 @@ export function ago(time, now = Date.now()) {
 const clockFormat = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const dayFormat = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
 
-export function clock(time) {
+function clock(time) {
   return clockFormat.format(time);
+}
+
+// A time with its date, unless it is of today.
+export function when(time) {
+  return new Date(time).toDateString() === new Date(now()).toDateString() ? clock(time) : moment(time);
 }
 
 export function moment(time) {

@@ -34,7 +34,8 @@ export function show(main, id) {
   }
 
   function draw() {
-    const worker = live.workers.get(found.worker.worker_id) ?? found.worker;
+    // A watch tells no change of free memory, CPU or disk.
+    const worker = { ...(live.workers.get(found.worker.worker_id) ?? found.worker), resources: found.worker.resources };
     document.title = `${worker.name} · Leasehold`;
     const scrolled = page.scrollTop;
     replace(page,

@@ -4,20 +4,22 @@ import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { Listing } from "/static/listing.js";
 import { areOld, live, onChange, placeOf, workerName } from "/static/live.js";
-import { ENDED, parkedText, stateText } from "/static/words.js";
+import { count, ENDED, parkedText, stateText } from "/static/words.js";
+
+const LIMIT = 1000; // rows of the table
 
 export function show(main) {
   const search = h("input", { type: "search", placeholder: "Filter: name, owner, host, state", "aria-label": "Filter workloads" });
   const counts = h("div", { class: "counts", role: "status" });
   const body = h("tbody", {});
   const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
+  const bound = h("p", { class: "muted", role: "status" });
   const problem = h("p", { class: "box bad", role: "alert", hidden: true });
   const table = h("table", { class: "fitting" }, h("thead", {}, h("tr", {}, ["Workload", "State", "Where", "Owner", "Created"].map((one, at) => h("th", { scope: "col", class: at > 2 ? "lesser" : "" }, one)))), body);
   append(main, [h("div", { class: "head" }, h("h1", {}, "Workloads"), counts, h("div", { class: "spacer" }), search),
-    h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), h("p", { class: "actions" }, more))]);
+    h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), bound, h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/workloads", "workloads", "workload_id", () => {
     more.disabled = false;
-    more.hidden = !list.token && !list.problem;
     replace(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
@@ -39,8 +41,11 @@ export function show(main) {
     all.sort((a, b) => ENDED.has(a.status?.state) - ENDED.has(b.status?.state) || b.create_time - a.create_time);
     const going = all.filter((one) => !ENDED.has(one.status?.state)).length;
     replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(going)), "not ended"));
-    replace(body, all.slice(0, 1000).map(row));
-    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? "No workload matches." : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
+    replace(body, all.slice(0, LIMIT).map(row));
+    const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
+    replace(bound, isFull && `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.`);
+    more.hidden = isFull || (!list.token && !list.problem);
+    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
   }
 
   function row(one) {

@@ -1,0 +1,78 @@
+"""Hosts and their GPUs in a real browser: figures that no watch publishes."""
+
+import json
+from typing import Final
+
+import pytest
+from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
+from leasehold_web.documents import sample_row
+from playwright.sync_api import Browser, Route, expect
+
+from .browsers import SCRIPTED_STREAM, open_page
+from .conftest import WebFleet
+
+WORKER: Final = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED", "gpu_count": 1}
+GPU: Final = {"uuid": "GPU-1", "worker_id": "worker-a", "name": "H100", "slot": 0, "state": "FOREIGN"}
+
+
+def test_a_sample_has_the_bytes_of_foreign_processes() -> None:
+    lease = GpuLease(foreign_processes=[ForeignProcess(pid=7), ForeignProcess(pid=8, device_memory_bytes=0)])
+    assert sample_row(lease) == {"foreign_bytes": {"8": 0}}
+    assert sample_row(GpuLease()) == {}
+
+
+@pytest.mark.long
+def test_the_page_of_a_host_shows_the_polled_resources(browser: Browser, fleet: WebFleet) -> None:
+    """The live view has those of the last published change."""
+
+    def tell(route: Route) -> None:
+        found = json.loads(route.fetch().text())
+        found["worker"]["resources"]["memory_free_bytes"] = 3 * 2**20
+        route.fulfill(json=found)
+
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.route("**/api/workers/*", tell)
+        page.click(".host-name a")
+        expect(page.locator(".resource", has_text="Host memory")).to_contain_text("3.0 MiB of")
+
+
+@pytest.mark.long
+def test_the_drawer_shows_the_polled_memory_of_foreign_processes(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A watch tells a change of these processes only."""
+    gpu = {**GPU, "foreign_processes": [{"pid": 7, "user": "ann", "device_memory_bytes": 2**30}]}
+    changes = [["worker", "worker-a", WORKER], ["gpu", "GPU-1", gpu]]
+    samples = {"GPU-1": {"foreign_bytes": {"7": 5 * 2**30}}}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/samples?*", lambda route: route.fulfill(json=samples))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        page.click(".slot")
+        expect(page.locator(".drawer")).to_contain_text("7 ann  5.0 GiB")
+
+
+@pytest.mark.long
+def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def load(uuid: str) -> None:
+            page.goto(f"{web_fleet.url}?gpu={uuid}")
+            page.wait_for_function("() => Boolean(window.source?.onmessage)")
+            for number in range(60):
+                host = {"worker_id": f"w-{number}", "name": f"host-{number}"}
+                tile = {"uuid": f"GPU-{number}", "worker_id": f"w-{number}"}
+                changes = [["worker", f"w-{number}", WORKER | host], ["gpu", f"GPU-{number}", GPU | tile]]
+                page.evaluate("tell", {"changes": changes})
+            page.evaluate("tell", {"state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        load("GPU-50")
+        expect(page.locator(".drawer")).to_contain_text("GPU-50")
+        expect(page.locator(".slot.chosen")).to_be_in_viewport()
+        expect(page.locator(".notice")).to_have_count(0)
+        load("GPU-70")
+        expect(page.locator(".notice")).to_contain_text("No GPU has this UUID now.")
+        expect(page.locator(".drawer")).to_have_count(0)

@@ -1,0 +1,63 @@
+"""The bounds of lists in a real browser."""
+
+import re
+from functools import partial
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from .browsers import open_page
+from .conftest import WebFleet
+
+TABLE: Final = """async (number) => {
+  const { tableOf } = await import("/static/timeline_table.js");
+  const spans = Array.from({ length: number }, (_, at) => ({
+    span_id: String(at), gpu_uuid: "GPU-1", state: "CORDONED", begin_time: at, end_time: at + 1,
+  }));
+  const [told, table] = tableOf({ spans, placed: new Map([["GPU-1", 4]]) }, { start: 0, end: 1e6 });
+  return [told.textContent, table.querySelectorAll("tbody tr").length];
+}"""
+
+
+@pytest.mark.long
+def test_a_list_tells_its_bound_and_what_is_not_loaded(browser: Browser, web_fleet: WebFleet) -> None:
+    stop = {"operation": {"stop": {}}, "state": "SUCCEEDED", "create_time": 1, "end_time": 2}
+    commands = [{**stop, "command_id": f"c-{number}"} for number in range(500)]
+    ended = {"name": "one", "create_time": 1, "status": {"state": "EXITED"}}
+    workloads = [{**ended, "workload_id": f"w-{number}"} for number in range(1_000)]
+
+    def tell(answer: dict[str, object], route: Route) -> None:
+        route.fulfill(json=answer)
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        for kind, entries, told, none in (
+            ("commands", commands, "The latest 500 are shown.", "No past command matches"),
+            ("workloads", workloads, "1,000 workloads are shown", "No workload matches"),
+        ):
+            answer: dict[str, object] = {kind: entries, "next_page_token": "more"}
+            page.route(f"**/api/{kind}?*", partial(tell, answer))
+            page.goto(web_fleet.url + kind)
+            more = page.get_by_role("button", name="Show older ones")
+            expect(page.locator("main")).to_contain_text(told)
+            expect(more).to_have_count(0)
+            page.fill("input[type=search]", "other")
+            expect(page.locator("main")).to_contain_text(f"{none} among the loaded ones: show older ones.")
+            expect(page.locator("main")).not_to_contain_text(told)
+            answer |= {kind: [], "next_page_token": ""}
+            more.click()
+            expect(page.locator("main")).to_contain_text(f"{none}.")
+            page.fill("input[type=search]", "")
+            expect(more).to_have_count(0)
+            expect(page.locator("main")).not_to_contain_text(told)  # all are
+
+
+@pytest.mark.long
+def test_the_table_of_a_timeline_tells_the_number_of_its_spans(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        told, rows = page.evaluate(TABLE, 1_500)
+        assert re.fullmatch("1,500 spans from .*, of which the latest 1,000 are shown[.]", told)
+        assert rows == 1_000
+        told, rows = page.evaluate(TABLE, 2)
+        assert re.fullmatch("2 spans from .*, the latest first[.]", told)
+        assert rows == 2

@@ -159,7 +159,7 @@ export function show(main) {
     const shown = parked.length > PARKED_LIMIT + 1 ? parked.slice(0, PARKED_LIMIT) : parked;
     return h("div", { class: "parked" },
       shown.map((workload) => {
-        const { tier, size } = parkedAt(workload);
+        const { tier, size } = PARKED.has(workload.status.state) ? parkedAt(workload) : { tier: "" };
         const where = tier ? `${size === undefined || tier === "discarded" ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
         return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}${tier && `, ${where}`}` },
           glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));

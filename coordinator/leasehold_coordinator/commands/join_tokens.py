@@ -64,6 +64,8 @@ class JoinTokenChanges:
         """HOST:PORT of the enrolment listener, as a joining host reaches it. Empty: there is none."""
         self.kinds: frozenset[str] = frozenset()
         """Kinds whose listener asks for certificates, which none on loopback does."""
+        self._undeleted: dict[str, StoredJoinToken] = {}
+        """Deleted tokens, by id, that the disk still has. A restart would accept them again."""
 
     async def create(self, request: CreateJoinTokenRequest) -> CreateJoinTokenResponse:
         """Creates a token. Only the response has the secret.
@@ -137,12 +139,13 @@ class JoinTokenChanges:
         """Deletes a token, and returns the token.
 
         Raises:
-            FleetError: UNKNOWN_JOIN_TOKEN or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_JOIN_TOKEN. STORAGE_UNAVAILABLE, and a deletion that has begun is effective
+                until a restart. A repetition stores the deletion.
         """
 
         async def delete() -> JoinToken:
             async with self._fleet.enrolling:
-                stored = self._fleet.join_tokens.get(join_token_id)
+                stored = self._fleet.join_tokens.get(join_token_id) or self._undeleted.get(join_token_id)
                 if stored is None:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_UNKNOWN_JOIN_TOKEN,
@@ -151,8 +154,18 @@ class JoinTokenChanges:
                         field="join_token_id",
                     )
                 self._fleet.join_tokens.remove(join_token_id)  # refused from now on, also if the disk fails
+                self._undeleted[join_token_id] = stored
                 gone = Gone(schema.join_tokens, join_token_id)
-                await self._fleet.store.write(gone, *change_rows(f"join_token/{join_token_id}"))
+                try:
+                    await self._fleet.store.write(gone, *change_rows(f"join_token/{join_token_id}"))
+                except FleetError as error:
+                    raise FleetError(
+                        error.reason,
+                        f"the join token {join_token_id} is deleted, but only until the coordinator "
+                        f"restarts: {error.message}; then repeat the command",
+                        retry_after_s=error.retry_after_s,
+                    ) from error
+                del self._undeleted[join_token_id]
                 return stored.token
 
         token = await self._fleet.store.health.unless_stalled(delete())
@@ -195,11 +208,13 @@ class JoinTokenChanges:
 
     async def _delete_expired(self) -> None:
         now_ns = self._fleet.store.highest_time_ns
-        expired = [one.token.join_token_id for one in self._fleet.join_tokens if one.has_expired(now_ns)]
+        tokens = (*self._fleet.join_tokens, *self._undeleted.values())
+        expired = [one.token.join_token_id for one in tokens if one.has_expired(now_ns)]
         if expired:
             await self._fleet.store.write(*(Gone(schema.join_tokens, one) for one in expired))
             for join_token_id in expired:
                 self._fleet.join_tokens.remove(join_token_id)
+                self._undeleted.pop(join_token_id, None)
 
 
 def _check(request: CreateJoinTokenRequest) -> float:

@@ -86,9 +86,11 @@ WORKLOADS: Final[Fields[Workload]] = {
     ),
     "labels": Labels(lambda workload: workload.labels),
     "gpu_name": text(lambda workload: workload.spec.resources.gpu_name),
-    "gpu_count": number(lambda workload: workload.spec.resources.gpu_count),
+    "gpu_count": number(
+        lambda workload: workload.spec.resources.gpu_count if workload.HasField("spec") else None
+    ),
     "gpu_uuids": Texts(lambda workload: workload.status.lease.gpu_uuids),
-    "priority": number(lambda workload: workload.spec.priority),
+    "priority": number(lambda workload: workload.spec.priority if workload.HasField("spec") else None),
     "origin": choice(
         workload_pb2.WorkloadOrigin.DESCRIPTOR, "WORKLOAD_ORIGIN_", lambda workload: workload.origin
     ),

@@ -24,6 +24,7 @@ from leasehold.v1.worker_pb2 import WORKER_STATE_DISCONNECTED
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import (
     DeleteWorkloadRequest,
+    GetWorkloadRequest,
     UpdateWorkloadRequest,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
@@ -46,7 +47,7 @@ from leasehold_coordinator.storage import schema
 
 from tests.channels import open_channel
 from tests.coordinator.api.test_command_service import ended, refusal, reported, start, suspend
-from tests.coordinator.bench import Bench, on_bench, workload
+from tests.coordinator.bench import FULL, Bench, on_bench, workload
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.coordinator.stories.test_lifecycle import until
@@ -255,12 +256,16 @@ def test_a_snapshot_without_matches_leaves_the_loop_to_others() -> None:
     asyncio.run(scenario())
 
 
-def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
+def workload_service(bench: Bench) -> WorkloadService:
     requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
     reader = bench.fleet.reader
-    service = WorkloadService(
+    return WorkloadService(
         reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)
     )
+
+
+def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
+    service = workload_service(bench)
     watching = service.WatchWorkloads(WatchWorkloadsRequest(workload=wanted), cast("Context", None))
     return cast("AsyncGenerator[WatchWorkloadsResponse]", watching)
 
@@ -322,6 +327,43 @@ def test_a_workload_that_is_being_stored_for_the_first_time_is_not_shown(tmp_pat
             await saving
         assert (await read(responses, 1))[0].workload.workload_id == "w-1"
         await responses.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("wanted", ["w-1", "one"])
+def test_a_named_workload_is_shown_as_it_is_on_disk(tmp_path: Path, wanted: str) -> None:
+    async def shown(bench: Bench) -> int:
+        """The generation that a get and a watch show."""
+        request = GetWorkloadRequest(workload=wanted)
+        got = await workload_service(bench).GetWorkload(request, cast("Context", None))
+        responses = watch_workloads(bench, wanted)
+        [told] = await read(responses, 1)
+        await responses.aclose()
+        assert told.workload == got.workload
+        return got.workload.status.generation
+
+    async def scenario(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            writes = bench.hold_writes(monkeypatch, schema.workloads, FULL)
+            saving = asyncio.create_task(bench.fleet.save_workload(workload(RUNNING, 1)))
+            await writes.reached.wait()
+            for _ in range(2):
+                with pytest.raises(FleetError, match="no workload has the id or name"):
+                    await shown(bench)
+                writes.opened.set()
+                await asyncio.wait({saving})
+        assert isinstance(saving.exception(), FleetError)
+        for newer in (workload(RUNNING, 1), workload(SUSPENDED, 2), workload(EXITED, 3)):
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                writes = bench.hold_writes(monkeypatch, schema.workloads)
+                saving = asyncio.create_task(bench.fleet.save_workload(newer))
+                await writes.reached.wait()
+                if newer.status.generation > 1:
+                    assert await shown(bench) == newer.status.generation - 1
+                writes.opened.set()
+                await saving
+            assert await shown(bench) == newer.status.generation
 
     on_bench(tmp_path, scenario)
 

@@ -24,6 +24,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.lists.filter_fields import (
     Labels,
     Reference,
@@ -108,7 +109,7 @@ COMMANDS: Final[Fields[Command]] = {
     "request_id": text(lambda command: command.request_id),
     "actor": text(lambda command: command.actor),
     "worker": Reference("worker", lambda command: _known(command.worker_id)),
-    "workload": Reference("workload", lambda command: _known(command.workload_id)),
+    "workload": Reference("workload", lambda command: tuple(workload_ids(command))),
     "operation": word(OPERATIONS, lambda command: command.operation.WhichOneof("kind")),
     "state": choice(command_pb2.CommandState.DESCRIPTOR, "COMMAND_STATE_", lambda command: command.state),
     "reason": choice(

@@ -33,6 +33,7 @@ from leasehold_coordinator.fleet.permissions import current_views, require_cance
 from leasehold_coordinator.lists import list_fields, list_orders
 from leasehold_coordinator.lists.filters import matches, named_ids
 from leasehold_coordinator.lists.pages import page_request
+from leasehold_coordinator.storage.write_health import look_at
 
 
 @final
@@ -148,7 +149,9 @@ class CommandService(CommandServiceServicer):
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
         require_cancellable(command)
-        cancelled = await self.fleet.store.health.unless_stalled(self._dispatcher.cancel(command))
+        cancelled = await self.fleet.store.health.unless_stalled(
+            self._dispatcher.cancel(command), look_at("get commands")
+        )
         return CancelCommandResponse(command=_seen(cancelled))
 
     async def _find(self, command_id: str) -> Command:

@@ -30,6 +30,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
 from leasehold_coordinator.storage.rows import Gone
+from leasehold_coordinator.storage.write_health import look_at
 from leasehold_coordinator.timestamps import timestamp
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class JoinTokenChanges:
                 )
                 self._fleet.join_tokens.put(stored)
 
-        await self._fleet.store.health.unless_stalled(store())
+        await self._fleet.store.health.unless_stalled(store(), look_at("token list"))
         logger.info("%s created the join token %s for %s", caller(), token.join_token_id, token.identity)
         ticket = JoinTicket(
             address=self.address,
@@ -202,7 +203,7 @@ class JoinTokenChanges:
                 self._fleet.bindings.put(left)
                 return f"{Kind.WORKER}/{left.name}"
 
-        identity = await self._fleet.store.health.unless_stalled(unbind())
+        identity = await self._fleet.store.health.unless_stalled(unbind(), look_at("get gpus"))
         logger.info("%s unbound the GPU %s from %s", caller(), gpu_uuid, identity)
         return identity
 

@@ -21,6 +21,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, revocation_row
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.write_health import look_at
 
 logger = logging.getLogger(__name__)
 
@@ -151,5 +152,5 @@ class Revocations:
                 finally:
                     self._unblocked = ""
 
-        await self._store.health.unless_stalled(unblock())
+        await self._store.health.unless_stalled(unblock(), look_at("ca list"))
         logger.warning("%s unblocked %s", caller(), subject)

@@ -1,6 +1,6 @@
 """CommandService: the commands that the other services created."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import final
 
@@ -22,17 +22,18 @@ from leasehold.v1.command_service_pb2_grpc import CommandServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_states import is_terminal
-from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.permissions import current_views, require_cancellable
 from leasehold_coordinator.lists import list_fields, list_orders
-from leasehold_coordinator.lists.filters import matches
+from leasehold_coordinator.lists.filters import matches, named_ids
 from leasehold_coordinator.lists.pages import page_request
+from leasehold_coordinator.storage.write_health import look_at
 
 
 @final
@@ -53,8 +54,27 @@ class CommandService(CommandServiceServicer):
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
         asked = page_request(request, list_orders.COMMANDS.parse(request.order_by), workload_id or "")
         views = current_views()
-        page = await self.fleet.store.lists.commands(asked, wanted, views.command, workload_id=workload_id)
+        page = await self.fleet.store.lists.commands(
+            asked,
+            wanted,
+            views.command,
+            workload_id=workload_id,
+            of_workload=[] if workload_id is None else self._open_commands([workload_id], views.command),
+            may_match=self._open_commands(named_ids(wanted.condition, "workload"), views.command),
+        )
         return ListCommandsResponse(commands=map(_seen, page.items), next_page_token=asked.token(page.last))
+
+    def _open_commands(self, ids: Iterable[str], view: Callable[[Command], Command]) -> list[str]:
+        """Ids of the open commands whose further workloads include one of these, as the caller sees them.
+
+        The store finds commands by their first workload only.
+        """
+        return [
+            stored.command.command_id
+            for workload_id in ids
+            for stored in self.fleet.ledger.of_workload(workload_id)
+            if workload_id in workload_ids(view(stored.command))[1:]
+        ]
 
     async def WatchCommand(
         self, request: WatchCommandRequest, context: Context
@@ -129,7 +149,9 @@ class CommandService(CommandServiceServicer):
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
         require_cancellable(command)
-        cancelled = await self.fleet.store.health.unless_stalled(self._dispatcher.cancel(command))
+        cancelled = await self.fleet.store.health.unless_stalled(
+            self._dispatcher.cancel(command), look_at("get commands")
+        )
         return CancelCommandResponse(command=_seen(cancelled))
 
     async def _find(self, command_id: str) -> Command:

@@ -99,7 +99,8 @@ class WorkloadService(WorkloadServiceServicer):
         return current_views().workload(self.fleet.view(workload))
 
     async def GetWorkload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
-        return GetWorkloadResponse(workload=self._seen(await self.fleet.find_workload(request.workload)))
+        found = await self.fleet.find_stored_workload(request.workload)
+        return GetWorkloadResponse(workload=self._seen(found))
 
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
         wanted = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
@@ -149,7 +150,7 @@ class WorkloadService(WorkloadServiceServicer):
                 yield response
 
     async def _find_current(self, id_or_name: str) -> Workload:
-        """A workload of which no change was published since the store was read.
+        """A workload as it is on disk, of which no change was published since the store was read.
 
         Raises:
             FleetError: UNKNOWN_WORKLOAD or STORAGE_UNAVAILABLE.
@@ -157,7 +158,7 @@ class WorkloadService(WorkloadServiceServicer):
         hub = self.fleet.workload_hub
         while True:
             revision = hub.revision
-            found = await self.fleet.find_workload(id_or_name)
+            found = await self.fleet.find_stored_workload(id_or_name)
             if not hub.has_changed(found.workload_id, revision):
                 return found
 

@@ -11,7 +11,7 @@ from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.callers import CallLimits, counted_caller, current_caller
-from leasehold_coordinator.storage.write_health import WriteHealth
+from leasehold_coordinator.storage.write_health import COMMAND_REMEDY, WriteHealth, look_at
 
 Created = TypeVar("Created")
 
@@ -82,7 +82,11 @@ class Decisions:
                 async with turn:
                     return await create()
 
-        return await self._health.unless_stalled(serve(), is_repeated=request_id in self._turns)
+        return await self._health.unless_stalled(
+            serve(),
+            COMMAND_REMEDY if request_id else look_at("get commands"),
+            is_repeated=request_id in self._turns,
+        )
 
     async def decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
         """Makes a decision, and stores it while later decisions are made.

@@ -44,6 +44,12 @@ NOTE_DELAY_S: Final = 0.05
 STEPS: Final = REPORTED - OUTCOMES
 """States that workers report and that are no outcome. Nothing waits for their write."""
 
+KEY_LOST: Final = FleetError(
+    errors_pb2.ERROR_REASON_SPAWN_FAILED,
+    "the key of its secret variables is lost, so the command was not sent and nothing was done: create the "
+    "workload again, with the values",
+)
+
 OUT_OF_CONTACT: Final = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_DISCONNECTED)
 
 
@@ -60,6 +66,8 @@ class Dispatcher:
         """Ids of commands with a step that is not on disk yet. A dict keeps their order."""
         self._is_noting = False
         """Whether a write of the noted steps is scheduled."""
+        self._unreadable: set[str] = set()
+        """Ids of unsent commands whose secret variables can't be decrypted. The next tick ends them."""
 
     def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
         """Refuses a command for a busy workload, or for a worker at its limit of commands.
@@ -271,12 +279,19 @@ class Dispatcher:
     async def tick(self) -> None:
         """Expires overdue commands, sends waiting ones, and marks commands of absent workers UNKNOWN.
 
+        Ends commands whose secret variables can't be decrypted.
+
         Raises:
             FleetError: STORAGE_UNAVAILABLE, some steps were not taken. The next tick tries again.
         """
         refusal: FleetError | None = None
         if self._noted and not self._is_noting:  # an earlier write failed
             await self._store_noted()
+        for command_id in list(self._unreadable):
+            try:
+                await self._end_unreadable(command_id)
+            except FleetError as error:
+                refusal = error
         for effects in self._fleet.ledger.tick(self._now(), self._instance_of, self._is_out_of_contact):
             try:
                 await self._carry_out(effects)
@@ -284,6 +299,19 @@ class Dispatcher:
                 refusal = error
         if refusal is not None:
             raise refusal
+
+    async def _end_unreadable(self, command_id: str) -> None:
+        """Ends a command that its worker can't get, unless the command has ended.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE. The next tick tries again.
+        """
+        stored = self._fleet.ledger.commands.get(command_id)
+        if stored is not None:
+            update = CommandUpdate(command_id=command_id, state=FAILED, error=KEY_LOST.to_proto())
+            effects = self._fleet.ledger.update(stored.command.worker_id, update, self._now())
+            await self._carry_out([effect for effect in effects if isinstance(effect, Store)])
+        self._unreadable.discard(command_id)
 
     def _instance_of(self, worker_id: str) -> str | None:
         """The connected instance of a worker. None: no session, or its hello is not yet compared."""
@@ -373,7 +401,11 @@ class Dispatcher:
                         frame.command.owner = workload.owner if workload is not None else ""
                         frame.command.trace_parent = self._fleet.traces.of(stored.command.command_id)
                         if not self._reveal(frame):
-                            continue
+                            if not (stored.accepted or _has(to, frame.command.command_id)):
+                                self._unreadable.add(frame.command.command_id)
+                                continue
+                            frame.ask = True  # the worker has the values
+                            blank_secrets(frame.command.operation.run.spec)
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):
@@ -396,7 +428,7 @@ class Dispatcher:
                 value = self._fleet.vault.reveal(command.workload_id, name, sealed)
                 spec.secret_environment[name] = value
         except SealError as error:
-            logger.error("command %s is not sent: %s", command.command_id, error)
+            logger.error("command %s can't be sent: %s", command.command_id, error)
             return False
         return True
 
@@ -410,6 +442,12 @@ class Dispatcher:
     async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:
         """Applies the workloads of a hello. An expected workload that the hello lacks becomes FAILED."""
         await self._fleet.apply_workloads(workloads, session, is_complete=True)
+
+
+def _has(session: Session, command_id: str) -> bool:
+    """Whether the worker named a command in its hello."""
+    hello = session.hello
+    return command_id in hello.commands_in_flight or command_id in hello.commands_unacknowledged
 
 
 def _log_creation(command: Command) -> None:

@@ -30,6 +30,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
 from leasehold_coordinator.storage.rows import Gone
+from leasehold_coordinator.storage.write_health import look_at
 from leasehold_coordinator.timestamps import timestamp
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class JoinTokenChanges:
         """HOST:PORT of the enrolment listener, as a joining host reaches it. Empty: there is none."""
         self.kinds: frozenset[str] = frozenset()
         """Kinds whose listener asks for certificates, which none on loopback does."""
+        self._undeleted: dict[str, StoredJoinToken] = {}
+        """Deleted tokens, by id, that the disk still has. A restart would accept them again."""
 
     async def create(self, request: CreateJoinTokenRequest) -> CreateJoinTokenResponse:
         """Creates a token. Only the response has the secret.
@@ -113,7 +116,7 @@ class JoinTokenChanges:
                 )
                 self._fleet.join_tokens.put(stored)
 
-        await self._fleet.store.health.unless_stalled(store())
+        await self._fleet.store.health.unless_stalled(store(), look_at("token list"))
         logger.info("%s created the join token %s for %s", caller(), token.join_token_id, token.identity)
         ticket = JoinTicket(
             address=self.address,
@@ -137,12 +140,13 @@ class JoinTokenChanges:
         """Deletes a token, and returns the token.
 
         Raises:
-            FleetError: UNKNOWN_JOIN_TOKEN or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_JOIN_TOKEN. STORAGE_UNAVAILABLE, and a deletion that has begun is effective
+                until a restart. A repetition stores the deletion.
         """
 
         async def delete() -> JoinToken:
             async with self._fleet.enrolling:
-                stored = self._fleet.join_tokens.get(join_token_id)
+                stored = self._fleet.join_tokens.get(join_token_id) or self._undeleted.get(join_token_id)
                 if stored is None:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_UNKNOWN_JOIN_TOKEN,
@@ -151,8 +155,18 @@ class JoinTokenChanges:
                         field="join_token_id",
                     )
                 self._fleet.join_tokens.remove(join_token_id)  # refused from now on, also if the disk fails
+                self._undeleted[join_token_id] = stored
                 gone = Gone(schema.join_tokens, join_token_id)
-                await self._fleet.store.write(gone, *change_rows(f"join_token/{join_token_id}"))
+                try:
+                    await self._fleet.store.write(gone, *change_rows(f"join_token/{join_token_id}"))
+                except FleetError as error:
+                    raise FleetError(
+                        error.reason,
+                        f"the join token {join_token_id} is deleted, but only until the coordinator "
+                        f"restarts: {error.message}; then repeat the command",
+                        retry_after_s=error.retry_after_s,
+                    ) from error
+                del self._undeleted[join_token_id]
                 return stored.token
 
         token = await self._fleet.store.health.unless_stalled(delete())
@@ -189,17 +203,19 @@ class JoinTokenChanges:
                 self._fleet.bindings.put(left)
                 return f"{Kind.WORKER}/{left.name}"
 
-        identity = await self._fleet.store.health.unless_stalled(unbind())
+        identity = await self._fleet.store.health.unless_stalled(unbind(), look_at("get gpus"))
         logger.info("%s unbound the GPU %s from %s", caller(), gpu_uuid, identity)
         return identity
 
     async def _delete_expired(self) -> None:
         now_ns = self._fleet.store.highest_time_ns
-        expired = [one.token.join_token_id for one in self._fleet.join_tokens if one.has_expired(now_ns)]
+        tokens = (*self._fleet.join_tokens, *self._undeleted.values())
+        expired = [one.token.join_token_id for one in tokens if one.has_expired(now_ns)]
         if expired:
             await self._fleet.store.write(*(Gone(schema.join_tokens, one) for one in expired))
             for join_token_id in expired:
                 self._fleet.join_tokens.remove(join_token_id)
+                self._undeleted.pop(join_token_id, None)
 
 
 def _check(request: CreateJoinTokenRequest) -> float:

@@ -23,6 +23,7 @@ from leasehold_coordinator.fleet.permissions import require_own
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone
+from leasehold_coordinator.storage.write_health import look_at
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class RecordChanges:
                     await self._fleet.update_workload(workload)
                 return workload
 
-        return await self._fleet.store.health.unless_stalled(update())
+        return await self._fleet.store.health.unless_stalled(update(), look_at("get workloads --all"))
 
     async def _find_current(self, id_or_name: str) -> Workload:
         """A workload whose creation is on disk, and which no report has changed since it was read.
@@ -106,7 +107,7 @@ class RecordChanges:
                 logger.info("workload %s (%s) was deleted", last.name, last.workload_id)
                 return DeleteWorkloadResponse(workload=last, deleted_command_count=count)
 
-        return await self._fleet.store.health.unless_stalled(delete())
+        return await self._fleet.store.health.unless_stalled(delete(), look_at("get workloads --all"))
 
     async def delete_worker(self, request: DeleteWorkerRequest) -> DeleteWorkerResponse:
         """Deletes the record of a worker that is not connected, and fails its open workloads and commands.
@@ -131,7 +132,7 @@ class RecordChanges:
                 logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
                 return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
 
-        return await self._fleet.store.health.unless_stalled(delete())
+        return await self._fleet.store.health.unless_stalled(delete(), look_at("get workers"))
 
     async def _delete_binding(self, bound: WorkerBinding) -> DeleteWorkerResponse:
         """Deletes the binding of a worker that joined, and has never connected."""

@@ -4,7 +4,6 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.errors_pb2 import (
     ERROR_REASON_DUPLICATE_GPU,
     ERROR_REASON_GENERATION_MISMATCH,
@@ -14,6 +13,7 @@ from leasehold.v1.errors_pb2 import (
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import WORKLOAD_ORIGIN_ADOPT, WORKLOAD_ORIGIN_RUN, Workload, WorkloadState
 
+from leasehold_coordinator.command_workloads import workload_ids as workload_ids
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.core.spec_rules import check_parking, check_policy
 from leasehold_coordinator.core.workload_reports import is_concluded
@@ -51,14 +51,6 @@ RELEASABLE: Final = frozenset(
     {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
 )
 """Origins of workloads whose processes Leasehold did not start."""
-
-
-def workload_ids(command: Command) -> list[str]:
-    """Ids of a command's workloads, preempted ones included. A remap may have several; a cordon has none."""
-    operation = command.operation
-    moved = (move.workload_id for move in operation.remap.moves)
-    ids = dict.fromkeys([command.workload_id, *moved, *operation.run.preempt, *operation.restore.preempt])
-    return [workload_id for workload_id in ids if workload_id]
 
 
 def creates_workload(operation: Operation) -> bool:

@@ -14,7 +14,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
-from leasehold_coordinator.core.operation_rules import workload_ids
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.core.redaction import without_secrets
 from leasehold_coordinator.core.workload_reports import is_of_host, is_presumed
 from leasehold_coordinator.core.workload_states import is_ended

@@ -17,6 +17,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
+from leasehold_coordinator.storage.write_health import look_at
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ class AuthorityChanges:
                     errors_pb2.ERROR_REASON_AUTHORITY_IN_USE,
                     f"there are two authorities already: `leasehold ca retire {first}` ends the older one",
                 )
-            await self._store.health.unless_stalled(self._store.write(*change_rows("authority")))
+            await self._store.health.unless_stalled(
+                self._store.write(*change_rows("authority")), look_at("ca list")
+            )
             try:
                 added = await asyncio.to_thread(self._authorities.add)
             except (OSError, StartError) as error:
@@ -119,7 +122,7 @@ class AuthorityChanges:
                     f"{left[0].identity}: wait for their expiry, or end the trust in them with --force",
                 )
             rows = change_rows(f"authority/{serial}")
-            await self._store.health.unless_stalled(self._store.write(*rows))
+            await self._store.health.unless_stalled(self._store.write(*rows), look_at("ca list"))
             try:
                 await asyncio.to_thread(self._authorities.remove, serial)
             except OSError as error:

@@ -16,6 +16,7 @@ from leasehold_coordinator.fleet.callers import caller, current_caller
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, binding_row
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.write_health import look_at
 from leasehold_coordinator.timestamps import now_timestamp
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class BindingChanges:
             FleetError: INVALID_ARGUMENT or STORAGE_UNAVAILABLE; TOO_MANY_BINDINGS. Nothing has changed.
         """
         check_binding(wanted)
-        return await self._store.health.unless_stalled(self._grant(wanted))
+        return await self._store.health.unless_stalled(self._grant(wanted), look_at("access list"))
 
     async def _grant(self, wanted: RoleBinding) -> RoleBinding:
         async with self._changing:
@@ -80,7 +81,7 @@ class BindingChanges:
             FleetError: INVALID_ARGUMENT, UNKNOWN_BINDING or STORAGE_UNAVAILABLE. Nothing has changed.
         """
         check_binding(wanted)
-        await self._store.health.unless_stalled(self._revoke(wanted))
+        await self._store.health.unless_stalled(self._revoke(wanted), look_at("access list"))
 
     async def _revoke(self, wanted: RoleBinding) -> None:
         async with self._changing:

@@ -18,6 +18,7 @@ from leasehold_coordinator.core.client_views import gpu_views, worker_view, work
 from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.worker_registry import Registry
+from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
 from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.change_hub import Hub
@@ -180,7 +181,21 @@ class FleetReader:
                     field="workload",
                 )
             live = named[0] if named else None
-        found = live or await self.store.find_workload(id_or_name, owner())
+        return live or await self._find_in_store(id_or_name)
+
+    async def find_stored_workload(self, id_or_name: str) -> Workload:
+        """As :meth:`find_workload`, but in its stored state. The disk may refuse a newer state.
+
+        Raises:
+            FleetError: As :meth:`find_workload`. UNKNOWN_WORKLOAD also if the workload is not stored yet.
+        """
+        found = await self.find_workload(id_or_name)
+        if is_ended(found.status.state):  # read from the store: memory has no ended ones
+            return found
+        return self.workloads.on_disk(found.workload_id) or await self._find_in_store(id_or_name)
+
+    async def _find_in_store(self, id_or_name: str) -> Workload:
+        found = await self.store.find_workload(id_or_name, owner())
         if found is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,

@@ -4,6 +4,7 @@ A revocation is effective even if the store can't be written. Calls of the revok
 check of :class:`~leasehold_coordinator.fleet.live_calls.LiveCalls`.
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, revocation_row
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.write_health import look_at
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ class Revocations:
         self._store = store
         self._is_external = certificates.is_external
         self._registry = certificates.registry
+        self._unblocking = asyncio.Lock()
+        self._unblocked = ""
+        """The identity whose block is being deleted from the disk. A new block empties it."""
 
     async def revoke(self, serial: str) -> list[str]:
         """Revokes a certificate, and all certificates that descend from it by renewal.
@@ -105,6 +110,8 @@ class Revocations:
         ended = [self._registry.revocation(one) or Revocation(one, actor, now_ns) for one in subjects]
         for revocation in ended:
             self._registry.revoke(revocation)
+        if self._unblocked in subjects:  # this write follows that of the deletion, so the block stays
+            self._unblocked = ""
         logger.warning("%s revoked %s", actor, ", ".join(subjects))
         writing = self._store.write(*map(revocation_row, ended), *change_rows(resource))
         try:
@@ -119,20 +126,31 @@ class Revocations:
         return ended
 
     async def unblock(self, identity: Identity) -> None:
-        """Ends a block.
+        """Ends a block. A block that begins meanwhile stays.
 
         Raises:
             FleetError: UNKNOWN_CERTIFICATE, the identity is not blocked. STORAGE_UNAVAILABLE, and it stays
                 blocked.
         """
         subject = str(identity)
-        if not self._registry.is_revoked(subject):
-            raise FleetError(
-                errors_pb2.ERROR_REASON_UNKNOWN_CERTIFICATE,
-                f"{subject} is not blocked: `leasehold ca list` lists the blocked identities",
-                field="identity",
-            )
-        gone = Gone(schema.revocations, subject)
-        await self._store.health.unless_stalled(self._store.write(gone, *change_rows(f"block/{subject}")))
-        self._registry.restore(subject)
+
+        async def unblock() -> None:
+            async with self._unblocking:
+                if not self._registry.is_revoked(subject):
+                    raise FleetError(
+                        errors_pb2.ERROR_REASON_UNKNOWN_CERTIFICATE,
+                        f"{subject} is not blocked: `leasehold ca list` lists the blocked identities",
+                        field="identity",
+                    )
+                self._unblocked = subject
+                try:
+                    await self._store.write(
+                        Gone(schema.revocations, subject), *change_rows(f"block/{subject}")
+                    )
+                    if self._unblocked:
+                        self._registry.restore(subject)
+                finally:
+                    self._unblocked = ""
+
+        await self._store.health.unless_stalled(unblock(), look_at("ca list"))
         logger.warning("%s unblocked %s", caller(), subject)

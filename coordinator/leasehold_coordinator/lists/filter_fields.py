@@ -175,7 +175,7 @@ class Reference(Generic[M]):
 
     Attributes:
         referent: What is named.
-        read: The id in a message, and the name if messages have names. Empty: none.
+        read: The ids in a message, and the name if messages have names. Empty: none.
         has_name: Whether messages have names. Otherwise the ids of a name are asked for beforehand.
     """
 

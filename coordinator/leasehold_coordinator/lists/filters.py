@@ -100,6 +100,19 @@ def _holds(condition: Condition[M], message: M) -> bool:
             return any(_holds(part, message) for part in parts)
 
 
+def named_ids(condition: Condition[M] | None, field: str) -> frozenset[str]:
+    """The ids that a condition compares a field with, wherever in the condition."""
+    match condition:
+        case Bound(name, _, frozenset() as ids) if name == field:
+            return ids
+        case Negation(part):
+            return named_ids(part, field)
+        case All(parts) | Either(parts):
+            return frozenset().union(*(named_ids(part, field) for part in parts))
+        case _:
+            return frozenset()
+
+
 def bind(expression: Expression | None, fields: Fields[M], ids: Ids = NO_IDS) -> Filter[M]:
     """The filter that an expression means for one kind of entry.
 

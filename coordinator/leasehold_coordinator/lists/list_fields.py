@@ -24,6 +24,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.lists.filter_fields import (
     Labels,
     Reference,
@@ -86,9 +87,11 @@ WORKLOADS: Final[Fields[Workload]] = {
     ),
     "labels": Labels(lambda workload: workload.labels),
     "gpu_name": text(lambda workload: workload.spec.resources.gpu_name),
-    "gpu_count": number(lambda workload: workload.spec.resources.gpu_count),
+    "gpu_count": number(
+        lambda workload: workload.spec.resources.gpu_count if workload.HasField("spec") else None
+    ),
     "gpu_uuids": Texts(lambda workload: workload.status.lease.gpu_uuids),
-    "priority": number(lambda workload: workload.spec.priority),
+    "priority": number(lambda workload: workload.spec.priority if workload.HasField("spec") else None),
     "origin": choice(
         workload_pb2.WorkloadOrigin.DESCRIPTOR, "WORKLOAD_ORIGIN_", lambda workload: workload.origin
     ),
@@ -106,7 +109,7 @@ COMMANDS: Final[Fields[Command]] = {
     "request_id": text(lambda command: command.request_id),
     "actor": text(lambda command: command.actor),
     "worker": Reference("worker", lambda command: _known(command.worker_id)),
-    "workload": Reference("workload", lambda command: _known(command.workload_id)),
+    "workload": Reference("workload", lambda command: tuple(workload_ids(command))),
     "operation": word(OPERATIONS, lambda command: command.operation.WhichOneof("kind")),
     "state": choice(command_pb2.CommandState.DESCRIPTOR, "COMMAND_STATE_", lambda command: command.state),
     "reason": choice(

@@ -1,6 +1,6 @@
 """Pages of lists: workloads, commands, events, lease spans and the audit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, final
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from leasehold_coordinator.lists.pages import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.readers import Readers
 from leasehold_coordinator.storage.record_decoder import RecordDecoder
-from leasehold_coordinator.storage.stored_lists import StoredList, read_page
+from leasehold_coordinator.storage.stored_lists import Clause, StoredList, read_page
 
 Record = TypeVar("Record", bound=Message)
 
@@ -54,13 +54,31 @@ class RecordLists:
         view: Callable[[Command], Command],
         *,
         workload_id: str | None,
+        of_workload: Collection[str] = (),
+        may_match: Collection[str] = (),
     ) -> Page[Command]:
-        """A page of commands. The filter sees the view of each."""
-        table = schema.commands
-        statement = sa.select(table)
+        """A page of commands. The filter sees the view of each.
+
+        The column of the workload has the first workload of a command. Other workloads need the arguments.
+
+        Args:
+            page: The page.
+            wanted: The filter.
+            view: The view.
+            workload_id: Only commands of this workload. None: all.
+            of_workload: Ids of commands of this workload whose first workload may be another.
+            may_match: Ids of commands that may match the filter by a workload that is not their first.
+        """
+        columns = schema.commands.c
+        statement = sa.select(schema.commands)
         if workload_id is not None:
-            statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted, view)
+            is_first = columns.workload_id == workload_id
+            # Without OR where possible: the index of the workload is also in the order of the list.
+            statement = statement.where(
+                sa.or_(is_first, columns.command_id.in_(of_workload)) if of_workload else is_first
+            )
+        also = columns.command_id.in_(may_match) if may_match else None
+        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted, view, also)
 
     async def events(
         self,
@@ -117,13 +135,14 @@ class RecordLists:
         page: PageRequest[Record],
         wanted: Filter[Record],
         view: Callable[[Record], Record],
+        also: Clause | None = None,
     ) -> Page[Record]:
         def decode(row: sa.Row[Any]) -> Record | None:
             record = self._decoder.decode_if_whole(kind, listed.table, row)
             return None if record is None else view(record)
 
         return await self._readers.read_page(
-            lambda connection: read_page(connection, listed, statement, page, wanted, decode)
+            lambda connection: read_page(connection, listed, statement, page, wanted, decode, also)
         )
 
 

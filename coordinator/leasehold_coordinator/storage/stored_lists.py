@@ -66,13 +66,23 @@ class StoredList:
         keys: SortColumns,
         after: Position | None,
         wanted: Filter[Any],
+        also: Clause | None,
     ) -> sa.Select[Any]:
-        """The rows of a statement behind a position, in order, without some that a filter does not match."""
+        """The rows of a statement behind a position, in order, without some that a filter does not match.
+
+        Args:
+            statement: All rows.
+            keys: The order.
+            after: The position. None: the begin.
+            wanted: The filter.
+            also: Rows that may match, whatever their columns say. None: the columns are right for each row.
+        """
         if after is not None:
             statement = statement.where(_behind(after, keys))
         if wanted.condition is not None:
             clause = _narrowed(wanted.condition, self)
-            statement = statement if clause is None else statement.where(clause)
+            if clause is not None:
+                statement = statement.where(clause if also is None else sa.or_(clause, also))
         directions = [column.desc() if is_descending else column for column, is_descending in keys]
         return statement.order_by(*directions)
 
@@ -164,6 +174,7 @@ def read_page(
     page: PageRequest[M],
     wanted: Filter[M],
     decode: Callable[[sa.Row[Any]], M | None],
+    also: Clause | None = None,
 ) -> Page[M]:
     """A page of as many rows as fit into an answer, one at least. Others are neither read nor parsed.
 
@@ -176,11 +187,12 @@ def read_page(
         page: The page.
         wanted: The filter.
         decode: Reads a record. None: the row is damaged, and the list leaves it out.
+        also: As :meth:`StoredList.page`.
     """
     keys = listed.sort_columns(page.order)
     row_limit = page.size if wanted.condition is None else SCAN_LIMIT
     time_limit_s = None if wanted.condition is None else time.thread_time() + SCAN_LIMIT_S
-    selected = listed.page(statement, keys, page.after, wanted).limit(row_limit + 1)
+    selected = listed.page(statement, keys, page.after, wanted, also).limit(row_limit + 1)
     items: list[M] = []
     used_bytes = scanned_bytes = 0
     last: Position | None = None

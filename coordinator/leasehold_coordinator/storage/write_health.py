@@ -20,10 +20,11 @@ STALL_S: Final = 5.0
 LATE_S: Final = 1.0
 """A deadline noticed this late shows that this process was stopped. The deadline then starts again."""
 
-_MAY_BE_STORED: Final = (
-    "whether the request was stored is unknown: repeat the request with its request_id, or look at "
-    "`leasehold get commands`"
-)
+COMMAND_REMEDY: Final = "repeat the request with its request_id, or look at `leasehold get commands`"
+"""The remedy for a request with an id, which creates at most one command however often it is repeated."""
+
+REPEAT_REMEDY: Final = "wait until the disk answers, then repeat the call"
+"""The remedy for a call whose repetition is harmless, and whose change no list shows."""
 
 
 @final
@@ -80,11 +81,18 @@ class WriteHealth:
         self._changed.clear()
         return self.is_serving
 
-    async def unless_stalled(self, work: Coroutine[Any, Any, Result], *, is_repeated: bool = False) -> Result:
+    async def unless_stalled(
+        self,
+        work: Coroutine[Any, Any, Result],
+        remedy: str = REPEAT_REMEDY,
+        *,
+        is_repeated: bool = False,
+    ) -> Result:
         """Does work with writes to its end, also if its caller is cancelled or refused.
 
         Args:
             work: The work.
+            remedy: The caller's remedy if the work may be stored: see :func:`look_at`.
             is_repeated: The same work was begun before and has not ended, so it may still be stored.
 
         Raises:
@@ -93,17 +101,26 @@ class WriteHealth:
         """
         if self.is_stalled:
             work.close()
-            raise _refusal(_MAY_BE_STORED if is_repeated else "nothing was begun: try again later")
+            raise _refusal(_may_be_stored(remedy) if is_repeated else "nothing was begun: try again later")
         begun = asyncio.ensure_future(finish(work))
         stall = asyncio.ensure_future(self._stalled.wait())
         try:
             await asyncio.wait({begun, stall}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():
                 return begun.result()
-            raise _refusal(_MAY_BE_STORED)
+            raise _refusal(_may_be_stored(remedy))
         finally:
             stall.cancel()
             begun.cancel()
+
+
+def look_at(verb: str) -> str:
+    """The remedy for a call without a request id whose change a verb of the command line shows."""
+    return f"look at `leasehold {verb}` once the disk answers, then repeat the call if needed"
+
+
+def _may_be_stored(remedy: str) -> str:
+    return f"whether the request was stored is unknown: {remedy}"
 
 
 def _refusal(remedy: str) -> FleetError:

@@ -7,7 +7,12 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import (
+    ListCommandsRequest,
+    WatchCommandsRequest,
+    WatchCommandsResponse,
+)
 from leasehold.v1.event_pb2 import EVENT_KIND_CORDON, Event
 from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest, WatchEventsResponse
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
@@ -20,16 +25,21 @@ from leasehold.v1.fleet_service_pb2 import (
 )
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import Move
 from leasehold.v1.worker_pb2 import WORKER_STATE_DISCONNECTED
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import (
     DeleteWorkloadRequest,
+    GetWorkloadRequest,
     UpdateWorkloadRequest,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
 )
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkerLoad, WorkloadEvent
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.api import event_service
+from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
@@ -39,6 +49,7 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import change_hub
+from leasehold_coordinator.fleet.callers import note_caller
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.lists.filters import Filter, matches
@@ -46,7 +57,7 @@ from leasehold_coordinator.storage import schema
 
 from tests.channels import open_channel
 from tests.coordinator.api.test_command_service import ended, refusal, reported, start, suspend
-from tests.coordinator.bench import Bench, on_bench, workload
+from tests.coordinator.bench import FULL, Bench, on_bench, workload
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.coordinator.stories.test_lifecycle import until
@@ -255,12 +266,16 @@ def test_a_snapshot_without_matches_leaves_the_loop_to_others() -> None:
     asyncio.run(scenario())
 
 
-def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
+def workload_service(bench: Bench) -> WorkloadService:
     requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
     reader = bench.fleet.reader
-    service = WorkloadService(
+    return WorkloadService(
         reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)
     )
+
+
+def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
+    service = workload_service(bench)
     watching = service.WatchWorkloads(WatchWorkloadsRequest(workload=wanted), cast("Context", None))
     return cast("AsyncGenerator[WatchWorkloadsResponse]", watching)
 
@@ -326,6 +341,43 @@ def test_a_workload_that_is_being_stored_for_the_first_time_is_not_shown(tmp_pat
     on_bench(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("wanted", ["w-1", "one"])
+def test_a_named_workload_is_shown_as_it_is_on_disk(tmp_path: Path, wanted: str) -> None:
+    async def shown(bench: Bench) -> int:
+        """The generation that a get and a watch show."""
+        request = GetWorkloadRequest(workload=wanted)
+        got = await workload_service(bench).GetWorkload(request, cast("Context", None))
+        responses = watch_workloads(bench, wanted)
+        [told] = await read(responses, 1)
+        await responses.aclose()
+        assert told.workload == got.workload
+        return got.workload.status.generation
+
+    async def scenario(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            writes = bench.hold_writes(monkeypatch, schema.workloads, FULL)
+            saving = asyncio.create_task(bench.fleet.save_workload(workload(RUNNING, 1)))
+            await writes.reached.wait()
+            for _ in range(2):
+                with pytest.raises(FleetError, match="no workload has the id or name"):
+                    await shown(bench)
+                writes.opened.set()
+                await asyncio.wait({saving})
+        assert isinstance(saving.exception(), FleetError)
+        for newer in (workload(RUNNING, 1), workload(SUSPENDED, 2), workload(EXITED, 3)):
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                writes = bench.hold_writes(monkeypatch, schema.workloads)
+                saving = asyncio.create_task(bench.fleet.save_workload(newer))
+                await writes.reached.wait()
+                if newer.status.generation > 1:
+                    assert await shown(bench) == newer.status.generation - 1
+                writes.opened.set()
+                await saving
+            assert await shown(bench) == newer.status.generation
+
+    on_bench(tmp_path, scenario)
+
+
 def exit_workload(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, running: Workload, generation: int = 2
 ) -> None:
@@ -378,6 +430,52 @@ def test_commands_are_watched_and_their_deletion_too(
         assert later.command_id in gone
         assert len(gone) == 2
         responses.cancel()
+
+
+def test_an_open_command_is_listed_with_each_of_its_workloads(tmp_path: Path) -> None:
+    def of_owner(workload_id: str) -> Workload:
+        made = workload(RUNNING, 1)
+        made.workload_id, made.name, made.owner = workload_id, f"name-{workload_id}", "user/ann"
+        return made
+
+    async def scenario(bench: Bench) -> None:
+        service = CommandService(bench.fleet.reader, bench.dispatcher)
+
+        async def listed(workload_id: str) -> list[list[str]]:
+            """The command, or nothing, by each of the ways to ask."""
+            found = []
+            for request in (
+                ListCommandsRequest(workload=workload_id),
+                ListCommandsRequest(filter=f"workload = {workload_id}"),
+                ListCommandsRequest(filter=f"worker = x OR workload = name-{workload_id}"),
+                ListCommandsRequest(workload=workload_id, filter=f"workload = {workload_id}"),
+            ):
+                response = await service.ListCommands(request, cast("Context", None))
+                found.append([one.command_id for one in response.commands])
+            watching = WatchCommandsRequest(filter=f"workload = {workload_id}")
+            responses = service.WatchCommands(watching, cast("Context", None))
+            told = (await read(cast("AsyncGenerator[WatchCommandsResponse]", responses), 1))[0]
+            found.append([told.command.command_id] if told.HasField("command") else [])
+            await cast("AsyncGenerator[WatchCommandsResponse]", responses).aclose()
+            return found
+
+        for workload_id in ("w-1", "w-2", "w-3"):
+            await bench.fleet.save_workload(of_owner(workload_id))
+        moves = [Move(workload_id="w-1"), Move(workload_id="w-2")]
+        command = Command(command_id="c-1", worker_id="worker-alpha", workload_id="w-1", owners=["user/ann"])
+        command.operation.remap.moves.extend(moves)
+        await bench.dispatcher.create(command)
+        for name, expected in (("ann", [["c-1"]] * 5), ("eve", [[]] * 5)):
+            note_caller(Caller(Identity(Kind.USER, name), "ipv4:192.0.2.1"))
+            assert await listed("w-1") == [["c-1"]] * 5
+            assert await listed("w-2") == expected
+            assert await listed("w-3") == [[]] * 5
+        await bench.update(command_pb2.COMMAND_STATE_SUCCEEDED)
+        note_caller(Caller(Identity(Kind.USER, "ann"), "ipv4:192.0.2.1"))
+        for workload_id, found in (("w-1", ["c-1"]), ("w-2", [])):
+            assert await listed(workload_id) == [*[found] * 4, []]
+
+    on_bench(tmp_path, scenario)
 
 
 def test_events_are_watched_from_a_bookmark_on(

@@ -312,13 +312,17 @@ def test_a_request_that_is_repeated_while_the_disk_hangs_may_be_stored(tmp_path:
     """A client that is told that nothing was begun asks again, under another id."""
 
     async def scenario(bench: Bench, desk: Desk) -> None:
-        first = desk.run("one", request_id="r-1")
+        first, nameless = desk.run("one", request_id="r-1"), desk.run("three")
         await desk.gate.reached.wait()
         bench.store.health._stalled.set()
         try:
             for request, message in (
-                (first, "whether the request was stored is unknown"),
-                (desk.run("one", request_id="r-1"), "whether the request was stored is unknown"),
+                (first, "stored is unknown: repeat the request with its request_id"),
+                (
+                    desk.run("one", request_id="r-1"),
+                    "stored is unknown: repeat the request with its request_id",
+                ),
+                (nameless, "stored is unknown: look at `leasehold get commands`"),
                 (desk.run("two", request_id="r-2"), "nothing was begun"),
             ):
                 with pytest.raises(FleetError, match=message):
@@ -327,6 +331,7 @@ def test_a_request_that_is_repeated_while_the_disk_hangs_may_be_stored(tmp_path:
             bench.store.health._stalled.clear()
             desk.gate.opened.set()
         workload, _ = await desk.run("one", request_id="r-1")
-        assert [one.workload_id for one in desk.fleet.workloads.values()] == [workload.workload_id]
+        named = [one.workload_id for one in desk.fleet.workloads.values() if one.name == "one"]
+        assert named == [workload.workload_id]
 
     at_desk(tmp_path, scenario)

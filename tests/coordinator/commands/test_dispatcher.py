@@ -10,7 +10,7 @@ from leasehold.v1 import command_pb2, errors_pb2, event_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.operation_pb2 import Operation, RunOperation
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
     ConnectResponse,
@@ -22,7 +22,7 @@ from leasehold.worker.v1.session_pb2 import (
 )
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
-from leasehold_coordinator.commands.dispatcher import NOTE_DELAY_S
+from leasehold_coordinator.commands.dispatcher import ASK_MINOR, NOTE_DELAY_S
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller
@@ -350,6 +350,53 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         assert await all_events(bench.store, "worker-alpha")
 
     on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["disk works", "disk is full at first"])
+def test_a_command_whose_secret_variables_are_lost_ends_unless_the_worker_has_it(
+    tmp_path: Path, is_full: bool
+) -> None:
+    pending = workload(workload_pb2.WORKLOAD_STATE_PENDING, 0)
+    spec = WorkloadSpec(secret_environment={"TOKEN": "sealed with another key"})
+    run = Operation(run=RunOperation(name="one", spec=spec))
+
+    async def before(bench: Bench) -> None:
+        del bench.fleet.sessions["worker-alpha"]
+        for number in (1, 2):
+            created = Workload()
+            created.CopyFrom(pending)
+            created.workload_id = f"w-{number}"
+            command = Command(command_id=f"c-{number}", worker_id="worker-alpha", operation=run)
+            command.workload_id = created.workload_id
+            await bench.dispatcher.create(command, created)
+
+    async def after(bench: Bench) -> None:
+        await bench.fleet.load()
+        bench.session.hello.protocol_version.minor = ASK_MINOR
+        bench.session.hello.commands_in_flight.append("c-2")
+        await bench.dispatcher.welcome(bench.session)
+        (frame,) = bench.sent()
+        assert frame.command.command.command_id == "c-2"
+        assert frame.command.ask
+        assert not frame.command.command.operation.run.spec.secret_environment["TOKEN"]
+        if is_full:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                bench.fail_writes(monkeypatch)
+                with pytest.raises(FleetError, match="disk is full"):
+                    await bench.dispatcher.tick()
+        await bench.dispatcher.tick()
+        await bench.dispatcher.tick()
+        assert bench.sent() == []
+        ended = await bench.stored()
+        assert ended.state == command_states.FAILED
+        assert "the key of its secret variables is lost" in ended.error.message
+        failed = await bench.store.find_workload("w-1")
+        assert failed is not None
+        assert failed.status.state == workload_pb2.WORKLOAD_STATE_FAILED
+        assert list(bench.fleet.ledger.commands) == ["c-2"]
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
 
 
 def test_the_stream_of_a_worker_that_hangs_is_ended_and_its_commands_are_unknown(tmp_path: Path) -> None:

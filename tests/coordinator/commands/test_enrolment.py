@@ -319,6 +319,58 @@ def test_an_expired_or_deleted_token_is_as_good_as_none(
     in_office(tmp_path, scenario)
 
 
+def test_a_deletion_that_was_not_stored_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def before(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        (token,) = office.tokens.all()
+
+        async def fail(*_: object) -> None:
+            raise FULL
+
+        with monkeypatch.context() as patched:
+            patched.setattr(office.store, "write", fail)
+            for _ in range(2):
+                refusal = await office.refuse(
+                    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, office.tokens.delete(token.join_token_id)
+                )
+                assert "only until the coordinator restarts" in refusal.message
+        await office.refuse(REFUSED, office.join(secret))
+        assert await office.tokens.delete(token.join_token_id) == token
+        await office.refuse(
+            errors_pb2.ERROR_REASON_UNKNOWN_JOIN_TOKEN, office.tokens.delete(token.join_token_id)
+        )
+
+    async def after(office: Office) -> None:
+        assert not list(office.fleet.join_tokens)
+
+    in_office(tmp_path, before, after)
+
+
+def test_an_expired_token_whose_deletion_was_not_stored_is_deleted_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(office: Office) -> None:
+        await office.token("worker/alpha")
+        (token,) = office.tokens.all()
+
+        async def fail(*_: object) -> None:
+            raise FULL
+
+        with monkeypatch.context() as patched:
+            patched.setattr(office.store, "write", fail)
+            await office.refuse(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, office.tokens.delete(token.join_token_id)
+            )
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + 3601 * 10**9)
+        await office.token("worker/beta")
+        (row,) = await office.store.all_rows(schema.join_tokens)
+        assert row.join_token_id != token.join_token_id
+
+    in_office(tmp_path, scenario)
+
+
 def test_a_token_ends_with_the_role_of_its_creator(tmp_path: Path) -> None:
     eve = Identity(Kind.USER, "eve")
     admin = RoleBinding(identity=str(eve), role=access_service_pb2.ROLE_ADMIN)

@@ -31,10 +31,15 @@ from tests.coordinator.bench import FULL, Bench, Gate, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello
 
 
-@pytest.mark.parametrize("kind", ["update", "delete", "delete_worker"])
+@pytest.mark.parametrize(
+    ("kind", "shown_by"),
+    [("update", "workloads --all"), ("delete", "workloads --all"), ("delete_worker", "workers")],
+)
 def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shown_by: str
 ) -> None:
+    """The refusal names the list that shows the change, since the requests have no request_id."""
+
     async def scenario(bench: Bench) -> None:
         creation = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, creation.decisions)
@@ -61,7 +66,7 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
         await gate.reached.wait()
         bench.store.health._stalled.set()
         try:
-            with pytest.raises(FleetError, match="whether the request was stored is unknown"):
+            with pytest.raises(FleetError, match=f"stored is unknown: look at `leasehold get {shown_by}`"):
                 await asyncio.wait_for(under_way, 10)
         finally:
             bench.store.health._stalled.clear()

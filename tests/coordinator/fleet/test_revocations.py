@@ -1,5 +1,6 @@
 """A revocation is effective in memory even if the store can't be written."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -49,5 +50,43 @@ def test_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         await revocations.block(ALICE)
         with pytest.raises(FleetError, match="which is the limit"):
             await revocations.block(WORKER)
+
+    with_certificates(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["stored", "refused by the disk"])
+def test_a_block_during_an_unblock_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        revocations = Revocations(store, certificates)
+        await revocations.block(ALICE)
+        write, written, let_go = store.write, asyncio.Event(), asyncio.Event()
+
+        async def write_slowly(*rows: Change) -> None:
+            await write(*rows)
+            if not written.is_set():
+                written.set()
+                await let_go.wait()
+            elif is_refused:
+                raise FULL
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write", write_slowly)
+            unblocking = asyncio.create_task(revocations.unblock(ALICE))
+            await written.wait()
+            blocking = asyncio.create_task(revocations.block(ALICE))
+            await asyncio.wait({blocking})
+            let_go.set()
+            await unblocking
+        assert certificates.is_blocked(ALICE)
+        assert isinstance(blocking.exception(), FleetError) == is_refused
+        if not is_refused:
+            assert {one.subject for one in await store.revocations()} == {"user/alice"}
+        await revocations.unblock(ALICE)
+        assert not certificates.is_blocked(ALICE)
+        assert not await store.revocations()
+        with pytest.raises(FleetError, match="is not blocked"):
+            await revocations.unblock(ALICE)
 
     with_certificates(tmp_path, scenario)

@@ -11,7 +11,9 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold_coordinator.core import permitted_fields
+from leasehold_coordinator.core.permitted_fields import restricted
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists import list_fields
 from leasehold_coordinator.lists.filter_expression import (
@@ -221,6 +223,14 @@ def test_one_filter_for_workers_and_gpus() -> None:
     ):
         with pytest.raises(FleetError, match=match):
             both(text)
+
+
+@pytest.mark.parametrize("field", ["gpu_count", "priority"])
+@pytest.mark.parametrize("comparison", ["= 0", "!= 7", "< 7", ":*"])
+def test_a_hidden_number_matches_no_comparison(field: str, comparison: str) -> None:
+    wanted = bind(parse_filter(f"{field} {comparison}"), list_fields.WORKLOADS)
+    assert not matches(wanted, restricted(a_workload(), permitted_fields.WORKLOAD))
+    assert matches(wanted, Workload(spec=WorkloadSpec()))
 
 
 def test_each_field_can_be_named() -> None:

@@ -16,6 +16,7 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.core.command_effects import (
     Acknowledge,
     Effect,
@@ -40,7 +41,6 @@ from leasehold_coordinator.core.command_states import (
     is_terminal,
     may_follow,
 )
-from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.request_ids import scoped_id
 from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.errors import FleetError

@@ -13,7 +13,6 @@ from leasehold.v1.errors_pb2 import (
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import WORKLOAD_ORIGIN_ADOPT, WORKLOAD_ORIGIN_RUN, Workload, WorkloadState
 
-from leasehold_coordinator.command_workloads import workload_ids as workload_ids
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.core.spec_rules import check_parking, check_policy
 from leasehold_coordinator.core.workload_reports import is_concluded

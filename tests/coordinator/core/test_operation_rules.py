@@ -10,7 +10,8 @@ from leasehold.v1.operation_pb2 import (
     RunOperation,
     SuspendOperation,
 )
-from leasehold_coordinator.core.operation_rules import HOLD_LIMIT_S, check_operation, workload_ids
+from leasehold_coordinator.command_workloads import workload_ids
+from leasehold_coordinator.core.operation_rules import HOLD_LIMIT_S, check_operation
 from leasehold_coordinator.errors import FleetError
 
 LIMIT = Duration(seconds=HOLD_LIMIT_S)

@@ -31,4 +31,10 @@ def raise_in_call() -> None:
 
     raise_in_verb()
     threading.excepthook = lambda failure: None
-    sys.unraisablehook = lambda failure: None
+    previous = sys.unraisablehook
+    sys.unraisablehook = lambda failure: None if _is_of_grpc(failure) else previous(failure)
+
+
+def _is_of_grpc(failure: "sys.UnraisableHookArgs") -> bool:
+    """Whether a destructor of gRPC has failed."""
+    return str(getattr(failure.object, "__module__", "")).startswith("grpc.")

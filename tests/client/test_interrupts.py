@@ -80,6 +80,7 @@ from leasehold_client.coordinator.connection import Connection
 class HalfMade:
     def __del__(self):
         self.state
+    __del__.__module__ = "grpc._channel"
 def close(connection):
     thread = threading.Thread(target=int, args=["half made"])
     thread.start()

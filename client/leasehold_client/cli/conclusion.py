@@ -320,11 +320,12 @@ def conclude_cancel(
             first, *others = failure_lines(command)
             _echo_failure([f"{command.command_id} was not cancelled: {first}", *others])
     for failure in failures.values():
-        failure.message += "; its cancellation is stored, and waits for its worker"
+        if isinstance(failure, WaitTimeoutError):
+            failure.message += "; its cancellation is stored, and waits for its worker"
         echo_error(error_line(with_short_names(client, failure.message), failure.reason))
     if is_interrupted:
         interrupted(_remainder(command for _, command in ended))
-    if is_uncancelled:
+    if is_uncancelled or not all(isinstance(failure, WaitTimeoutError) for failure in failures.values()):
         sys.exit(EXIT_FAILED)
     if failures:
         sys.exit(EXIT_WAIT_TIMEOUT)

@@ -51,7 +51,7 @@ function showAll(main) {
     replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : !problem.hidden ? "The commands are not shown." : list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet."));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     replace(bound, isFull && `The latest ${PAST_LIMIT} are shown.`);
-    more.hidden = isFull || (!list.token && !list.problem);
+    more.hidden = !list.problem && (isFull || !list.token);
   }
 
   const amongLoaded = () => (list.token ? " among the loaded ones: show older ones" : "");

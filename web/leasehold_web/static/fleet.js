@@ -144,7 +144,7 @@ export function show(main) {
     const notes = [];
     if (worker.state !== "CONNECTED") notes.push(lower(worker.state));
     if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
-    if (worker.pending_claimers) notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
+    if (worker.pending_claimers && worker.state === "CONNECTED") notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
     const free = worker.gpu_count === undefined ? ["GPUs unknown"] : [`${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`, lastKnown(worker)];
     const name = live.gpusOf.get(worker.worker_id)?.map((uuid) => live.gpus.get(uuid).name)[0];
     return h("div", { class: "host-name" },

@@ -2,7 +2,7 @@
 import { ask } from "/static/dom.js";
 import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
-import { parkedUntil } from "/static/spans.js";
+import { isParked } from "/static/spans.js";
 import { CONCLUDED } from "/static/words.js";
 
 const SPAN_LIMIT = 20000;
@@ -30,7 +30,7 @@ export class History {
     this.known = null; // the time that is loaded, as [start, end], until the server's present at most
     this.isAsking = false;
     this.wanted = null; // the time that is loaded next
-    this.isNewsWanted = false;
+    this.newsUntil = null; // until when news is loaded next
   }
 
   // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls
@@ -40,9 +40,10 @@ export class History {
     return this.loadWanted();
   }
 
-  // Loads what is new since the last answer, or a time if none is loaded. A part that did not fit is not asked for again.
+  // Loads what is new since the last answer until the end of a time, or all of it if none is loaded. A part that did not
+  // fit is not asked for again.
   wantNews(start, end) {
-    if (this.known) this.isNewsWanted = true;
+    if (this.known) this.newsUntil = end;
     else this.wanted ??= [start, end];
     return this.loadWanted();
   }
@@ -52,12 +53,13 @@ export class History {
     this.isAsking = true;
     let wanted = null;
     try {
-      while (this.wanted || this.isNewsWanted) {
+      while (this.wanted || this.newsUntil !== null) {
         wanted = this.wanted;
+        const until = this.newsUntil;
         if (wanted) this.wanted = null;
-        else this.isNewsWanted = false;
+        else this.newsUntil = null;
         if (wanted) await this.load(...wanted);
-        else if (this.known) await this.load(this.known[0], Infinity);
+        else if (this.known) await this.load(this.known[0], until);
       }
       this.problem = "";
     } catch (error) {
@@ -95,8 +97,9 @@ export class History {
     if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
     const present = Math.min(to, leases.time);
     const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
-    this.known = this.known && begin <= this.known[1] ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
-    if (from === start && begin > from) this.cutAt = begin;
+    const hasHole = this.known !== null && begin > this.known[1];
+    this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
+    if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
     if (!this.query) await this.loadStays(this.known[0]);
@@ -116,7 +119,7 @@ export class History {
 
   // The workloads that may have a stay before a time, none of which is known.
   withoutStay(time) {
-    const begins = new Map([...live.workloads.values()].filter((one) => parkedUntil(one) > time).map((one) => [one.workload_id, Infinity]));
+    const begins = new Map([...live.workloads.values()].filter(isParked).map((one) => [one.workload_id, Infinity]));
     for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
     const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
     return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);

@@ -8,12 +8,10 @@ const TOGETHER_MS = 20;
 const BEFORE_MS = 1000;
 const AFTER_MS = 2000;
 
-// A running workload gives its GPUs back shortly before its end.
-const END_MS = 2000;
-
-// The time until which a workload without GPUs is parked: Infinity if it still is, or its end. 0: it is not parked.
-export function parkedUntil({ status = {} } = {}) {
-  return PARKED.has(status.state) || ["RESTORING", "STOPPING"].includes(status.state) ? Infinity : status.end_time ?? 0;
+// Whether a workload without GPUs is parked, or is restored or stopped from there. A running one that is stopped was
+// never parked. That of an ended workload is unknown.
+export function isParked({ status = {} } = {}) {
+  return PARKED.has(status.state) || status.state === "RESTORING" || (status.state === "STOPPING" && Boolean(status.park_time));
 }
 
 // All spans of a workload as stays: groups of spans with one lease, in the order of time.
@@ -92,10 +90,9 @@ function curves(kind, before, after, commands) {
 }
 
 // The joints of all workloads: from the end of one span to the begin of the next.
-//   kind: "move", straight from GPU to GPU, or "parked", with time between. One without a next span goes on to the
-//   time "until", which is the end of the workload, or Infinity for now. isGuess: whether the pair is unknown.
-//   before, after: the spans of both stays.
-export function jointsOf(spans, untilOf, commands = []) {
+//   kind: "move", straight from GPU to GPU, or "parked", with time between. An open one goes on until now.
+//   isGuess: whether the pair is unknown. before, after: the spans of both stays.
+export function jointsOf(spans, isParkedNow, commands = []) {
   const giving = givingOf(commands);
   const byWorkload = new Map();
   for (const span of spans) {
@@ -110,8 +107,7 @@ export function jointsOf(spans, untilOf, commands = []) {
       const stay = stays[at];
       const next = stays[at + 1];
       if (!next) {
-        const until = untilOf(workload);
-        if (until > stay.end + END_MS) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, until, isGuess: false, before: stay.spans, after: [] });
+        if (stay.end !== Infinity && isParkedNow(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, isGuess: false, before: stay.spans, after: [] });
         continue;
       }
       if (stay.end === Infinity) continue;

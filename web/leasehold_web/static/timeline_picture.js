@@ -102,7 +102,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
     const x1 = xOf(joint.from.end_time);
-    const x2 = xOf(joint.to?.begin_time ?? Math.min(joint.until, present, time.end));
+    const x2 = xOf(joint.to?.begin_time ?? Math.min(present, time.end));
     drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: isBusy(joint, spans, present) });
     const xs = joint.kind === "move" ? [x1 - 6, x2 + 6] : [x1, x2];
     const margin = y1 === y2 ? -8 : 8;
@@ -112,7 +112,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
 }
 
 // Whether another span is in the row of a parked workload meanwhile.
-function isBusy({ from, to, until: last }, spans, present) {
-  const until = to?.begin_time ?? Math.min(last, present);
+function isBusy({ from, to }, spans, present) {
+  const until = to?.begin_time ?? present;
   return spans.some((one) => one.gpu_uuid === from.gpu_uuid && one.span_id !== from.span_id && one.state === "LEASED" && one.begin_time < until - 500 && (one.end_time ?? Infinity) > from.end_time + 500);
 }

@@ -1,6 +1,6 @@
 // The rows of the timeline: which GPUs it shows, where, and what lies on them. Heights in px.
 import { live, workerName } from "/static/live.js";
-import { jointsOf, parkedUntil } from "/static/spans.js";
+import { isParked, jointsOf } from "/static/spans.js";
 import { nameOf } from "/static/timeline_words.js";
 
 export const ROW = 26;
@@ -19,8 +19,8 @@ export function layOut(history, { start, end }, words) {
   const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
   const commands = new Map([...history.commands, ...live.commands]).values();
   // A stay in a hidden row counts too: without it, the stays around it would be joined.
-  const isShown = ({ from, to, until }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? until) > start;
-  const joints = jointsOf([...history.spans.values()], (id) => parkedUntil(live.workloads.get(id)), commands).filter(isShown);
+  const isShown = ({ from, to }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? Infinity) > start;
+  const joints = jointsOf([...history.spans.values()], (id) => isParked(live.workloads.get(id)), commands).filter(isShown);
   return { rows, placed, spans, joints, height };
 }
 

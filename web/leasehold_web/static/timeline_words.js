@@ -48,9 +48,9 @@ export function textOf({ span, joint, command, event }) {
 }
 
 // A guessed pair is not told: the text has all GPUs of both stays.
-function textOfJoint({ from, to, until, kind, isGuess, before, after }) {
+function textOfJoint({ from, to, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
   if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(to.begin_time)}`];
-  if (!to) return [`${nameOf(from)} was parked`, until === Infinity ? `since ${when(from.end_time)}` : `from ${when(from.end_time)} to its end at ${when(until)}, ${seconds((until - from.end_time) / 1000)}`];
+  if (!to) return [`${nameOf(from)} was parked`, `since ${when(from.end_time)}`];
   return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
 }

@@ -75,7 +75,7 @@ function hostFacts(worker) {
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],
     ["Session", worker.session_encrypted === undefined ? (worker.refusal ? `refused: ${worker.refusal}` : "none") : worker.session_encrypted ? "with TLS" : "without TLS"],
-    ["Waiting claims", String(worker.pending_claimers ?? UNKNOWN)],
+    ["Waiting claims", worker.pending_claimers === undefined ? UNKNOWN : [String(worker.pending_claimers), lastKnown(worker)]],
   ];
   for (const [key, value] of Object.entries(worker.labels ?? {})) facts.push(["Label", `${key}=${value}`]);
   facts.push(["Id", h("code", {}, worker.worker_id)]);

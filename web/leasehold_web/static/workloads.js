@@ -44,7 +44,7 @@ export function show(main) {
     replace(body, all.slice(0, LIMIT).map(row));
     const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
     replace(bound, isFull && `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.`);
-    more.hidden = isFull || (!list.token && !list.problem);
+    more.hidden = !list.problem && (isFull || !list.token);
     if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
   }
 

@@ -110,6 +110,23 @@ def test_a_hangup_ends_both_daemons_in_good_order(empty_fleet: Fleet) -> None:
 
 
 @pytest.mark.long
+def test_a_second_hangup_ends_nothing_at_once(empty_fleet: Fleet) -> None:
+    """A closed terminal may send two, by its shell and by the kernel. The workload takes 1 s to end."""
+    empty_fleet.start_worker("alpha", 1, settings='stop_workloads = "stop"\n')
+    slow = "import signal, time\ndef end(*_):\n    time.sleep(1)\n    exit()\nsignal.signal(15, end)"
+    slow += "\nprint('up', flush=True)\nwhile True:\n    time.sleep(1)"
+    program = [sys.executable, "-c", slow]
+    empty_fleet.cli("run", "--worker", "alpha", "--name", "slow", "--", *program)
+    empty_fleet.wait(lambda: b"".join(empty_fleet.client.output("slow")) == b"up\n")
+    process = empty_fleet.processes["alpha"]
+    process.send_signal(signal.SIGHUP)
+    empty_fleet.wait(lambda: "SIGHUP: stopping" in empty_fleet.log("alpha"))
+    empty_fleet.end("alpha", signal.SIGHUP)
+    assert process.returncode == 0
+    assert "second signal" not in empty_fleet.log("alpha")
+
+
+@pytest.mark.long
 def test_nohup_keeps_both_daemons(tmp_path: Path) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

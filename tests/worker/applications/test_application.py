@@ -20,8 +20,9 @@ from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
-from leasehold_worker.host.processes import identify
+from leasehold_worker.host.processes import identify, wait_ended
 from leasehold_worker.local_api import service
+from leasehold_worker.workloads.states import RUNNING, SUSPENDING
 
 from tests.grids import grid
 from tests.worker.kernel_host import SIZE, Served, open_served
@@ -445,6 +446,22 @@ async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     error = await refused(lambda: served.applications.wait_served(workload_id, 5))
     assert name(error) == "KERNEL_NOT_READY"
     assert "ended before" in error.message
+
+
+async def test_an_end_during_an_operation_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
+    """The workload ends after the operation, which is what waits."""
+    application, kernel = await served.serve()
+    workload = kernel.workload
+    served.parts.workloads.set_state(workload, SUSPENDING)
+    application.process.kill()
+    with trio.fail_after(20):
+        await wait_ended(workload.root)
+        error = await refused(lambda: served.applications.wait_served(workload.workload_id, 1000))
+    assert "ended before" in error.message
+    assert not workload.ended.is_set()
+    served.parts.workloads.set_state(workload, RUNNING)
+    with trio.fail_after(20):
+        await workload.ended.wait()
 
 
 async def test_how_an_application_is_is_told_with_its_workload(

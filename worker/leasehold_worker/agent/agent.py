@@ -2,8 +2,8 @@
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from typing import Final
 
@@ -188,40 +188,44 @@ async def _run(
             nursery.start_soon(_run_within, hook_retries_scope, hook_retries.run)
             nursery.start_soon(parts.disk.run)
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
-            async with (
-                serve_health(config.health_listen, lambda: coordinator_session.is_connected),
-                serve_metrics(config.metrics_address, metrics_tls, gauges.read),
-                serve_locally(local_socket, claims, answers, parts.applications),
-            ):
-                claims.expect_resumption()
-                manager.tell("READY=1")
-                await _wait_for_stop_signal()
-                manager.tell("STOPPING=1")
-                nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
-                claims.suspend_streams()
-                # Applications that save themselves are reached by the local API.
-                hook_retries_scope.cancel()  # a retry would make its workload busy
-                await _finish_commands(commands)
-                await _end_workloads(parts, commands, config.stop_workloads)
-            with trio.move_on_after(SETTLE_TIMEOUT_S):
-                await journal.wait_settled()
-            await coordinator_session.leave(session_pb2.GOODBYE_REASON_SHUTDOWN)
+            with _stop_signals() as signals:
+                async with (
+                    serve_health(config.health_listen, lambda: coordinator_session.is_connected),
+                    serve_metrics(config.metrics_address, metrics_tls, gauges.read),
+                    serve_locally(local_socket, claims, answers, parts.applications),
+                ):
+                    claims.expect_resumption()
+                    manager.tell("READY=1")
+                    await _wait_for_stop_signal(signals)
+                    manager.tell("STOPPING=1")
+                    nursery.start_soon(_stop_at_once_on_signal, signals, nursery.cancel_scope)
+                    claims.suspend_streams()
+                    # Applications that save themselves are reached by the local API.
+                    hook_retries_scope.cancel()  # a retry would make its workload busy
+                    await _finish_commands(commands)
+                    await _end_workloads(parts, commands, config.stop_workloads)
+                with trio.move_on_after(SETTLE_TIMEOUT_S):
+                    await journal.wait_settled()
+                await coordinator_session.leave(session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _wait_for_stop_signal() -> None:
+def _stop_signals() -> AbstractContextManager[AsyncIterator[int]]:
+    """Receives the signals that stop the worker, also while it stops: otherwise the second would kill it."""
     stopping = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         stopping.append(signal.SIGHUP)
-    with trio.open_signal_receiver(*stopping) as signals:
-        async for number in signals:
-            logger.info("%s: stopping", signal.Signals(number).name)
-            return
+    return trio.open_signal_receiver(*stopping)
 
 
-async def _stop_at_once_on_signal(scope: trio.CancelScope) -> None:
-    await _wait_for_stop_signal()
-    logger.error("second signal: stopping immediately; the next start recovers the unfinished commands")
-    scope.cancel()
+async def _wait_for_stop_signal(signals: AsyncIterator[int]) -> None:
+    logger.info("%s: stopping", signal.Signals(await anext(signals)).name)
+
+
+async def _stop_at_once_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for number in signals:
+        if number != signal.SIGHUP:  # a closed terminal sends it twice: by its shell, and by the kernel
+            logger.error("second signal: stopping immediately; the next start recovers unfinished commands")
+            scope.cancel()
 
 
 async def _run_within(scope: trio.CancelScope, run: Callable[[], Awaitable[None]]) -> None:

@@ -16,7 +16,7 @@ from leasehold_worker.applications.stream import ApplicationStream, StreamLostEr
 from leasehold_worker.change import Change
 from leasehold_worker.errors import OperationError, defect, invalid
 from leasehold_worker.host.peers import Peer
-from leasehold_worker.host.processes import is_alive
+from leasehold_worker.host.processes import cancel_at_end, is_alive
 from leasehold_worker.workloads.foreign_processes import owner, read_mark
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import RUNNING
@@ -80,14 +80,15 @@ class ApplicationRegistry:
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_at_end, workload, nursery.cancel_scope)
+                nursery.start_soon(cancel_at_end, workload.root, nursery.cancel_scope)
                 while (kernel := self.of(workload_id)) is None:
                     await self._changed.wait()
                 found.append(kernel)
                 nursery.cancel_scope.cancel()
         if found:
             return found[0]
-        ended = workload.ended.is_set()
-        how = "ended before that" if ended else f"did not register within {timeout_s:g} s"
+        has_ended = workload.ended.is_set() or not is_alive(workload.root)
+        how = "ended before that" if has_ended else f"did not register within {timeout_s:g} s"
         raise OperationError(
             errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
             f"workload {workload.name} has no checkpointable application: it {how}; have it "

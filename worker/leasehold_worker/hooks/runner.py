@@ -38,6 +38,9 @@ from leasehold_worker.workloads.probes import probes
 
 logger = logging.getLogger(__name__)
 
+RECONNECT_TIMEOUT_S: Final = 30.0
+"""Time for an application to register again after a restart of the worker. It tries each 5 s at most."""
+
 _WAYS: Final = {
     Phase.BEFORE_SUSPEND: "before the suspend",
     Phase.AFTER_RESTORE: "after the restore",
@@ -264,9 +267,8 @@ async def _act_up(turn: Turn) -> None:
         case "kernel":
             kernel = turn.context.kernel
             if kernel is None and turn.phase is Phase.AFTER_RESTORE:
-                # A program needs some seconds to reconnect after a restart of the worker.
                 turn.doing = "the application had not registered again: see its output"
-                kernel = await turn.context.wait_kernel(timeout_s(turn.hook))
+                kernel = await turn.context.wait_kernel(min(RECONNECT_TIMEOUT_S, timeout_s(turn.hook)))
             if kernel is not None:
                 turn.doing = "the application was resuming"
                 await kernel.cancel(timeout_s(turn.hook))

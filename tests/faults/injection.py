@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import trio
@@ -109,7 +109,8 @@ async def _kill_in_call(arena: Arena, fault: CaseFault, pid: int, root: int, bef
     process = arena.host.process(pid)
     victim = root if fault.victim is Victim.ROOT else process and process.controller_pid
     if victim:
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # another fault of the sequence has the same victim
+            os.kill(victim, signal.SIGKILL)
     await trio.sleep_forever()
 
 

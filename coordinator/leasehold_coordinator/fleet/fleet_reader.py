@@ -186,12 +186,16 @@ class FleetReader:
     async def find_stored_workload(self, id_or_name: str) -> Workload:
         """As :meth:`find_workload`, but in its stored state. The disk may refuse a newer state.
 
+        Waits while the workload is being stored for the first time.
+
         Raises:
-            FleetError: As :meth:`find_workload`. UNKNOWN_WORKLOAD also if the workload is not stored yet.
+            FleetError: As :meth:`find_workload`. UNKNOWN_WORKLOAD also if the workload could not be stored.
         """
         found = await self.find_workload(id_or_name)
         if is_ended(found.status.state):  # read from the store: memory has no ended ones
             return found
+        if self.workloads.on_disk(found.workload_id) is None:
+            await self.workloads.wait_stored(found.workload_id)
         return self.workloads.on_disk(found.workload_id) or await self._find_in_store(id_or_name)
 
     async def _find_in_store(self, id_or_name: str) -> Workload:

@@ -358,12 +358,14 @@ def test_a_named_workload_is_shown_as_it_is_on_disk(tmp_path: Path, wanted: str)
             writes = bench.hold_writes(monkeypatch, schema.workloads, FULL)
             saving = asyncio.create_task(bench.fleet.save_workload(workload(RUNNING, 1)))
             await writes.reached.wait()
-            for _ in range(2):
-                with pytest.raises(FleetError, match="no workload has the id or name"):
-                    await shown(bench)
-                writes.opened.set()
-                await asyncio.wait({saving})
+            waiting = asyncio.create_task(shown(bench))
+            await asyncio.sleep(0)
+            assert not waiting.done(), "it may be stored in a moment"
+            writes.opened.set()
+            await asyncio.wait({saving, waiting})
         assert isinstance(saving.exception(), FleetError)
+        with pytest.raises(FleetError, match="no workload has the id or name"):
+            await waiting
         for newer in (workload(RUNNING, 1), workload(SUSPENDED, 2), workload(EXITED, 3)):
             with pytest.MonkeyPatch.context() as monkeypatch:
                 writes = bench.hold_writes(monkeypatch, schema.workloads)

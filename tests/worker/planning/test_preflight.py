@@ -18,8 +18,6 @@ from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
-from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.planning.plan import Plan
@@ -295,24 +293,3 @@ def test_a_stopped_workload_gets_the_gpus_of_helpers_as_a_run_does(
     assert restored.state == SUCCEEDED, restored.error
     wait_counting(session, "one")
     leases(session, ["one"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("is_locked", [False, True], ids=["checkpointed", "locked"])
-async def test_a_restore_brings_back_what_another_program_suspended(
-    session: Session, host: SimulatedHost, driver: Driver, is_locked: bool
-) -> None:
-    pid = start(session, "one")
-    other = CheckpointProcess(driver, pid)
-    await (other.lock() if is_locked else other.suspend())
-    refused = session.run("c1", "one", suspend=SuspendOperation())
-    assert "another program suspended it" in refused.error.message
-    plan = plan_of(session, "one", restore=RestoreOperation())
-    assert not plan.already_there
-    assert not plan.refusals
-    restored = session.run("c2", "one", restore=RestoreOperation())
-    assert restored.state == SUCCEEDED, restored.error
-    assert not restored.result.already_there
-    wait_counting(session, "one", host.gpus[0].uuid)
-    leases(session, ["one", "", "", ""])
-    assert session.run("c3", "one", restore=RestoreOperation()).result.already_there

@@ -41,7 +41,7 @@ def test_a_wrong_state_is_told_with_what_leads_to_the_right_one(state: int, reme
     ("state", "remedy"),
     [
         (LOCKED, "another program suspended it"),
-        (CHECKPOINTED, "or restore the workload"),
+        (CHECKPOINTED, "or restart the worker and restore the workload"),
         (FAILED, "stop the workload"),
     ],
     ids=["locked", "checkpointed", "failed"],

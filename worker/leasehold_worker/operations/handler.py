@@ -350,12 +350,6 @@ class Operations:
         if workload.is_half_awake and not named:
             await self._keep_running.call_up(workload, progress)
             return
-        if workload.state == RUNNING and not named:
-            plan = await self.preflight.restore(workload_id, operation)
-            if self._is_settled(plan, progress):
-                return
-            text = f"another program suspended processes of workload {workload.name}: restore it"
-            self._workloads.lose(workload, OperationError(errors_pb2.ERROR_REASON_WRONG_STATE, text))
         if workload.state == STOPPED:
             plan = await self.preflight.restore(workload_id, operation)
             if not self._is_settled(plan, progress):

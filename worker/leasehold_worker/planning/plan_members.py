@@ -12,7 +12,6 @@ from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.members import (
     CHECKPOINTED,
-    LOCKED,
     PARALLEL_LIMIT,
     STUCK,
     Member,
@@ -100,17 +99,6 @@ class PlanMembers:
             )
             target.full_bytes = full_bytes(target)
             require_all(processes, found, usage)
-
-    async def were_suspended(self, workload: Workload) -> bool:
-        """Whether another program has suspended members of a running workload. Without an answer: False."""
-        try:
-            processes = await workload.find_processes()
-            if not await self._driver_checks.runnable(Findings(), processes):
-                return False
-            found = await find_members(self._driver, processes)
-        except OperationError:
-            return False
-        return any(member.state in (LOCKED, CHECKPOINTED) for member in found)
 
     async def parked(self, plan: Plan) -> tuple[Member, ...]:
         """The living members of a suspended workload."""

@@ -213,9 +213,6 @@ class Preflight:
     ) -> Plan:
         """The plan of a restore. Members of an UNKNOWN workload are restored from wherever they are.
 
-        A RUNNING workload may have members that another program has suspended. The restore makes such a
-        workload UNKNOWN first.
-
         Args:
             workload_id: The workload.
             operation: The GPUs of the restore.
@@ -233,14 +230,11 @@ class Preflight:
             hold_id=operation.hold_id,
         )
         if workload.state == RUNNING and not moves and not operation.checkpoint_id:
+            plan.already_there = workload.hooked is None
             plan.target.destination = plan.target.home
             if workload.hooked is not None:
                 plan.policy = workload.hooked.policy
                 plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
-            elif workload.lease is not None and await self._members.were_suspended(workload):
-                plan.findings.warn("members", f"another program suspended processes of {workload.name}")
-            else:
-                plan.already_there = True
             return plan
         findings = plan.findings
         with findings.check("state", f"{workload.name} is {state_text(workload.state)}"):

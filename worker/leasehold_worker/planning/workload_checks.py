@@ -103,7 +103,10 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
             state = state_name(member.state)
             remedy = "stop the workload if it stays so"
             if member.state in (LOCKED, CHECKPOINTED):
-                remedy = "another program suspended it: resume it with that program, or restore the workload"
+                remedy = (
+                    "another program suspended it: resume it with that program, or restart the worker and "
+                    "restore the workload"
+                )
             if member.state == FAILED:
                 remedy = "stop the workload: the process is permanently FAILED"
             raise OperationError(

@@ -419,7 +419,7 @@ class CommandLedger:
         stored = self.commands.get(command_id)
         if stored is None or command_id not in self.on_disk or stored.cancel_requested:
             return []
-        if stored.command.state == PENDING:
+        if stored.command.state == PENDING and not stored.accepted:
             return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())
         command = Command()
         command.CopyFrom(stored.command)
@@ -453,7 +453,7 @@ class CommandLedger:
             command = stored.command
             overdue = is_overdue(stored, now, jumped_ns)
             instance_id = instance_of(command.worker_id)
-            if command.state == PENDING:
+            if command.state == PENDING and not stored.accepted:
                 if overdue:
                     yield self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto())
                 elif instance_id is not None and command.worker_id not in advanced:

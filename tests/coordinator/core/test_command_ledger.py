@@ -267,9 +267,18 @@ def test_a_waiting_command_whose_question_could_not_be_stored_is_asked_for_later
     assert isinstance(store, Store)
     ledger.revert(store)
     assert list(ledger.advance(ALPHA, INSTANCE, at(1))) == []
+    assert tick(ledger, 90, INSTANCE) == [], "it may have been executed, so it does not expire"
     _, effect = ledger.welcome(ALPHA, INSTANCE, set(), at(2), can_ask=True)
     assert isinstance(effect, Send)
     assert effect.ask
+
+
+def test_the_cancellation_of_a_command_that_may_have_been_executed_is_for_its_worker() -> None:
+    ledger = created(None)
+    store, _ = ledger.welcome(ALPHA, INSTANCE, set(), at(1), is_restored=True, can_ask=True)
+    assert isinstance(store, Store)
+    ledger.revert(store)
+    assert kinds(ledger.cancel("c1", at(1))) == [Store, Send]
 
 
 def test_a_waiting_command_that_can_not_be_stored_as_sent_has_one_turn_in_a_tick() -> None:

@@ -120,6 +120,7 @@ class _Descriptors:
     """The open descriptors of a workload."""
 
     def __init__(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> None:
+        self._suspended = suspended
         self._pids = [process.pid for process in processes]
         everything = [entry for pid in self._pids for entry in _open_files(pid)]
         self._open = [each for each in everything if suspended or not each.target.startswith(_GPU_DEVICES)]
@@ -178,9 +179,10 @@ class _Descriptors:
         if not peer or other_end in self._targets:
             return
         if any(own.target == other_end for own in _open_files(os.getpid())):
+            way = "restore the workload first, and then choose stop" if self._suspended else "choose stop"
             yield (
-                f"{entry} the program's stream to this worker, as of a checkpointable application: choose "
-                "stop, for which the application saves itself, or cuda_suspend"
+                f"{entry} the program's stream to this worker, as of a checkpointable application: {way}, "
+                "for which the application saves itself, or leave it at cuda_suspend"
             )
             return
         yield (

@@ -19,6 +19,9 @@ from leasehold_worker.leasing.leases import (
     SlotLease,
 )
 
+ITSELF: Final = "itself"
+"""Who cordons a worker that stops. Nobody can uncordon it."""
+
 _REASONS: Final = {
     FOREIGN: errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
     UNHEALTHY: errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
@@ -90,6 +93,8 @@ def cordoned(
     remedy: str = "choose another, or uncordon it",
 ) -> OperationError:
     """The refusal of a cordoned GPU or worker."""
+    if cordon.cordoned_by == ITSELF:
+        remedy = "choose another, or wait for its next start"
     return OperationError(
         errors_pb2.ERROR_REASON_CORDONED,
         f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): {remedy}",

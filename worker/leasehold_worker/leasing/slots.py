@@ -29,7 +29,7 @@ from leasehold_worker.leasing.leases import (
     SlotLease,
     Standing,
 )
-from leasehold_worker.leasing.refusals import cordoned, not_free, shortage, wanted
+from leasehold_worker.leasing.refusals import ITSELF, cordoned, not_free, shortage, wanted
 
 
 @final
@@ -133,7 +133,7 @@ class GpuSlots:
         """Cordons the worker until it ends. The cordon is not on disk, so the next start grants again."""
         if self.worker_cordon is None:
             reason = "it is stopping, and grants GPUs again after its next start"
-            self.worker_cordon = Cordon(reason, "itself", datetime.now(UTC))
+            self.worker_cordon = Cordon(reason, ITSELF, datetime.now(UTC))
             self.note_change()
 
     def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -17,6 +18,7 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from leasehold_client.installation.services import Service
     from leasehold_client.installation.steps import Step
@@ -86,13 +88,17 @@ def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
 
     Settings, state and the Unix user stay, unless --purge is given.
 
-    Workloads of a worker run on. With --purge, a worker whose workloads run is kept.
+    Workloads of a worker run on. With --purge, a worker with workloads that have not ended is kept.
     """
-    from leasehold_client.installation.steps import kept, uninstall_steps
+    from leasehold_client.installation.steps import Step, kept, uninstall_steps
 
     try:
         service = _service(name, user)
-        _carry_out(uninstall_steps(service, purge=purge), dry_run=dry_run)
+        steps = uninstall_steps(service, purge=purge)
+        if purge and name == "worker" and service.socket.exists():
+            ask = partial(_require_no_workloads, service.socket)
+            steps.insert(0, Step("ask the worker for its workloads", ask))
+        _carry_out(steps, dry_run=dry_run)
     except LeaseholdError as error:
         fail(error)
     if not purge and (left := kept(service)):
@@ -139,7 +145,7 @@ def _printable(key: str, value: str) -> str:
 def _token(join_file: str) -> str:
     try:
         if join_file == "-":
-            return sys.stdin.readline(TOKEN_LIMIT)
+            return sys.stdin.buffer.readline(TOKEN_LIMIT).decode("ascii", "replace")
         descriptor = os.open(join_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="ascii", errors="replace") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -163,3 +169,26 @@ def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
         do_all(steps, echo)
     if not steps:
         echo("there is nothing to do")
+
+
+def _require_no_workloads(socket: Path) -> None:
+    """Refuses a purge while a worker has workloads, since only its state leads to suspended ones.
+
+    Processes of ``exec``, claimed and adopted ones are in no control group of the unit, and stopped and
+    checkpointed workloads have no process. A worker that does not answer can't be asked.
+
+    Raises:
+        LeaseholdError: A workload has not ended.
+    """
+    from leasehold_client.local.worker import LocalWorker, NoWorkerError
+
+    try:
+        with LocalWorker(socket) as worker:
+            names = [workload.name for workload in worker.list().workloads]
+    except NoWorkerError:
+        return
+    if names:
+        raise LeaseholdError(
+            f"{len(names)} workloads of the worker have not ended, such as {names[0]}: end them by "
+            "`leasehold stop` or `leasehold release`, or leave out --purge"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -67,5 +68,5 @@ def _last_lines(client: Client, workload: str, count: int) -> tuple[bytes, int]:
             dropped = kept.popleft()
             kept_bytes -= len(dropped)
             lines -= dropped.count(b"\n")
-    found = b"".join(kept).splitlines(keepends=True)
+    found = io.BytesIO(b"".join(kept)).readlines()  # a carriage return, as of a progress bar, ends no line
     return b"".join(found[-count:] if count else []), position

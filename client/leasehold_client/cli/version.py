@@ -28,8 +28,8 @@ def version(
 ) -> None:
     """Show the versions of this program and of the coordinator.
 
-    If no coordinator answers, only the first one is shown, and the exit code is 3. `leasehold get workers
-    -o wide` shows the versions of the workers.
+    If no coordinator answers, only the first one is shown, as a table, and the exit code is 3. A document
+    then needs --client. `leasehold get workers -o wide` shows the versions of the workers.
     """
     if output == "table":
         echo(f"client       {__version__}")

@@ -26,6 +26,9 @@ ENDED: Final = frozenset(
     }
 )
 
+FIRST_LOOK_S: Final = 1.0
+"""Time for the first state of a command if the wait has none."""
+
 OpenStream: TypeAlias = Callable[[float | None], Generator[Command]]
 """Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline."""
 
@@ -50,6 +53,7 @@ class CommandDeadline:
         self._began = time.monotonic()
         self._unknown_since: float | None = None
         self.update(command)
+        self._has_looked = False
 
     def update(self, command: Command) -> None:
         """Takes a newer state of the command into account."""
@@ -70,6 +74,20 @@ class CommandDeadline:
             return None
         own_end = self._began + self._command.timeout.ToNanoseconds() / 1e9
         return max(own_end, self._unknown_since) + OUT_OF_CONTACT_LIMIT_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the wait is over."""
+        return self.time is not None and self.time <= time.monotonic()
+
+    def look_s(self) -> float | None:
+        """As :meth:`left_s`, but a wait without any time looks once.
+
+        Raises:
+            CommandWaitTimeoutError: The wait is over.
+        """
+        is_first, self._has_looked = not self._has_looked, True
+        return FIRST_LOOK_S if is_first and self.is_over else self.left_s()
 
     def left_s(self) -> float | None:
         """Seconds until the wait ends. None: no end.
@@ -132,11 +150,11 @@ def _watch_until(open_stream: OpenStream, deadline: CommandDeadline) -> Generato
     while True:
         end = deadline.time
         try:
-            with closing(open_stream(deadline.left_s())) as stream:
+            with closing(open_stream(deadline.look_s())) as stream:
                 for current in stream:
                     deadline.update(current)
                     yield current
-                    if deadline.time != end:
+                    if deadline.time != end or deadline.is_over:
                         break
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -44,6 +44,9 @@ UNREACHABLE: Final = (
 )
 """The remedy of a login without an answer, which has no option for the address."""
 
+MAY_BE_STORED: Final = ("", "STORAGE_UNAVAILABLE", "CALL_TIMEOUT", "INTERNAL")
+"""Reasons of a failed join that may be stored all the same, for the key of its request. Empty: no answer."""
+
 OPTIONS: Final = (("grpc.enable_retries", 0),)
 """gRPC repeats no join by itself: it would send the same certificate request again."""
 
@@ -126,9 +129,7 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
                     UNREACHABLE,
                 )
         except LeaseholdError as error:
-            if (
-                error.reason
-            ):  # refused; otherwise the answer may be lost, and the next login repeats the request
+            if error.reason not in MAY_BE_STORED:  # otherwise the next login repeats the request
                 write(contexts)
             raise
         context = replace(

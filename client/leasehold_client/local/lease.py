@@ -48,6 +48,7 @@ class LocalLease:
         self._request = request
         self._deadline = Deadline(request.open)
         self._stream = worker.claim(request)
+        self._pid = os.getpid()
         self._granted = threading.Event()
         self._seen = False
         """Whether the worker has ever answered. Only then is a lost connection resumed."""
@@ -88,8 +89,11 @@ class LocalLease:
     def give_back(self) -> None:
         """Ends the lease. If an operation on the process is running, the lease ends after the operation.
 
-        A restart of the worker is tolerated for 5 s, since the restarted worker would keep the lease.
+        A restart of the worker is tolerated for 5 s, since the restarted worker would keep the lease. A
+        forked child gives nothing back: the lease is that of its parent.
         """
+        if os.getpid() != self._pid:
+            return
         deadline = time.monotonic() + GIVE_BACK_TIMEOUT_S
         while not self.ended.is_set():
             try:

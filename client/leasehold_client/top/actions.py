@@ -136,12 +136,14 @@ def cordon(client: AsyncClient, target: Worker | FleetGpu, reason: str, cordoned
     return Action("cordon", about, OPERATOR, execute, effect=effect)
 
 
-def uncordon(client: AsyncClient, target: Worker | FleetGpu) -> Action:
-    """Uncordons a whole worker, or one GPU."""
+def uncordon(client: AsyncClient, target: Worker | FleetGpu, *, is_worker_cordoned: bool) -> Action:
+    """Uncordons a whole worker, or one GPU, whose worker may be cordoned."""
     about, uuids = _target(target)
     effect = f"{about} accepts work again."
     if isinstance(target, Worker):
         effect += " GPUs with a cordon of their own stay cordoned."
+    elif is_worker_cordoned:
+        effect = f"{about} loses its own cordon. Its worker stays cordoned, so the GPU accepts no work yet."
     return Action(
         "uncordon", about, OPERATOR, partial(client.uncordon, target.worker_id, uuids), effect=effect
     )

@@ -129,7 +129,9 @@ class Operations:
             self._tell(error.message)
             return
         if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
-            self._attempt(lambda: actions.uncordon(self._client, target))
+            worker = self._model.workers.values.get(target.worker_id)
+            is_cordoned = worker is not None and worker.HasField("cordon")
+            self._attempt(lambda: actions.uncordon(self._client, target, is_worker_cordoned=is_cordoned))
         elif self._may("cordon", actions.OPERATOR):
             about = target.name if isinstance(target, Worker) else gpu_place(target)
             self._app.push_screen(ReasonDialog(about), partial(self._cordon, target))

@@ -9,12 +9,16 @@ from typing import Final
 
 import pytest
 from click.testing import CliRunner
+from leasehold.local.v1.local_service_pb2 import ListResponse
+from leasehold.v1.workload_pb2 import Workload
+from leasehold_client.cli import install as install_verbs
 from leasehold_client.cli.install import install, uninstall
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.installation import program, steps
 from leasehold_client.installation.program import service_program, unit_template
 from leasehold_client.installation.services import Service, settings_text, unit_text
 from leasehold_client.installation.steps import Step, do_all
+from leasehold_client.local.worker import LocalWorker
 
 from tests.worker.unix_users import open_to_others
 
@@ -230,6 +234,23 @@ def test_a_purge_after_an_uninstallation_keeps_a_worker_whose_workloads_run(
         first.do()
     (group / "cgroup.procs").write_text("")
     first.do()
+
+
+def test_a_purge_keeps_a_worker_with_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended process of ``exec`` is in no control group of the unit."""
+    found = ListResponse(workloads=[Workload(name="parked")])
+    monkeypatch.setattr(LocalWorker, "list", lambda worker: found)
+    with pytest.raises(LeaseholdError, match="1 workloads of the worker have not ended, such as parked"):
+        install_verbs._require_no_workloads(tmp_path / "worker.sock")
+    found.ClearField("workloads")
+    install_verbs._require_no_workloads(tmp_path / "worker.sock")
+
+
+def test_a_token_that_is_no_text_is_no_traceback() -> None:
+    done = CliRunner().invoke(
+        install, ["worker", "--join-file", "-", "--dry-run"], input="token".encode("utf-16")
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
 
 
 def test_a_dry_run_changes_nothing() -> None:

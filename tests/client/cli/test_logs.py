@@ -6,7 +6,7 @@ import grpc
 from leasehold.v1 import workload_service_pb2
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import ScriptedCoordinator
+from tests.client.scripted_coordinator import ScriptedCoordinator, workload
 
 
 def test_logs_are_printed_byte_by_byte(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -18,3 +18,17 @@ def test_logs_are_printed_byte_by_byte(leasehold: CommandLine, scripted: Scripte
     scripted.answers["ReadWorkloadOutput"] = read
     done = leasehold("logs", "one")
     assert (done.code, done.stdout.rstrip()) == (0, "Grüße")
+
+
+def test_a_progress_bar_is_one_line_of_the_last_ones(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    def read(
+        request: workload_service_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
+        data = b"epoch 1\nepoch 2\n\rstep 1\rstep 2\ndone\n"
+        yield workload_service_pb2.ReadWorkloadOutputResponse(data=data, next_offset=len(data))
+
+    found = workload_service_pb2.GetWorkloadResponse(workload=workload("one"))
+    scripted.answers |= {"ReadWorkloadOutput": read, "GetWorkload": lambda request, context: found}
+    assert leasehold("logs", "one", "--tail", "3").stdout == "epoch 2\n\rstep 1\rstep 2\ndone\n"

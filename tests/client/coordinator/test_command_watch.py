@@ -11,7 +11,8 @@ from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, command_service_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold_client.coordinator import command_watch
-from leasehold_client.errors import NoCoordinatorError
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import CommandWaitTimeoutError, NoCoordinatorError
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, command
@@ -53,6 +54,20 @@ def test_somebody_who_sets_a_limit_waits_no_longer(
         "leasehold: command c-1 has not ended: the wait timed out; it continues, and "
         "`leasehold get commands c-1` shows its state\n"
     )
+
+
+@pytest.mark.parametrize("state", [SUCCEEDED, DISPATCHED])
+def test_a_wait_without_any_time_looks_once(
+    scripted: ScriptedCoordinator, state: command_pb2.CommandState.ValueType
+) -> None:
+    stays(scripted, command(state))
+    with Client(scripted.address) as client:
+        try:
+            ended = client.wait(command(DISPATCHED), timeout_s=0)
+        except CommandWaitTimeoutError:
+            assert state == DISPATCHED
+        else:
+            assert ended.state == state == SUCCEEDED
 
 
 @pytest.mark.usefixtures("short_patience")

@@ -36,11 +36,13 @@ def test_a_login_replaces_no_context_of_another_coordinator(
     assert read_contexts().get("alice") == before
 
 
-@pytest.mark.parametrize(("reason", "kept"), [("JOIN_REFUSED", []), ("", ["alice"])])
+@pytest.mark.parametrize(
+    ("reason", "kept"), [("JOIN_REFUSED", []), ("", ["alice"]), ("STORAGE_UNAVAILABLE", ["alice"])]
+)
 def test_a_refused_login_leaves_no_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, kept: list[str]
 ) -> None:
-    """Without a refusal, the answer may be lost. The next login sends the same request."""
+    """A request that may be stored is sent again by the next login, with its key."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     authority = open_authority(_new(tmp_path / "one"))
     ticket = JoinTicket(

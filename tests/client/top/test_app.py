@@ -265,6 +265,11 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
         await page.shows("worker alpha accepts work again")
         await page.press("y")
         await page.until(lambda: bool(fleet.scripted.asked(fleet_service_pb2.UncordonRequest)))
+        own = gpu(0)
+        own.lease.cordon.reason = "fan"
+        fleet.tell(own)
+        await page.press("down", "c")
+        await page.shows("alpha/0 loses its own cordon. Its worker stays cordoned")
 
     play(fleet, steps, width=120)
 

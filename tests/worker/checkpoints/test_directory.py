@@ -219,6 +219,15 @@ def test_images_that_are_to_be_kept_are_kept(world: World) -> None:
     assert ids(disk) == [image]
 
 
+async def test_an_image_of_a_workload_that_the_journal_lacks_is_kept_for_its_expiry(world: World) -> None:
+    """The journal may have been moved away, and may come back."""
+    left, restored = world.image("left"), world.image("restored")
+    world.registry.add("restored")
+    disk = world.disk()
+    await look(disk, lambda: restored not in ids(disk))
+    assert ids(disk) == [left]
+
+
 async def test_what_nobody_needs_expires_but_not_what_others_have_in_the_same_folder(world: World) -> None:
     image, needed, theirs = world.image("a"), world.image("b"), world.image("c", worker_id="worker-there")
     saved, of_a_living_one = world.saved("gone"), world.saved("a")
@@ -301,7 +310,7 @@ async def test_a_round_that_fails_is_not_the_last(world: World, monkeypatch: pyt
             raise failures.pop()
         return scan(store)
 
-    disk = world.disk()
+    disk = world.disk(expiry=timedelta(0))
     monkeypatch.setattr(directory, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(ImageStore, "scan", fail)
     await look(disk, lambda: not any(world.root.iterdir()))

@@ -77,6 +77,22 @@ def test_what_was_open_to_others_is_closed(tmp_path: Path) -> None:
     assert found == {"state": 0o711, "workloads": 0o700, "journal.sqlite3": 0o600}
 
 
+def test_a_second_start_closes_nothing_and_the_folders_of_users_stay_open(tmp_path: Path) -> None:
+    """Running programs of other Unix users pass through their parent."""
+    state = tmp_path / "state"
+    (state / "users").mkdir(parents=True)
+    (state / "users").chmod(PASSABLE)
+
+    def modes() -> list[int]:
+        return [stat.S_IMODE(path.stat().st_mode) for path in (state, state / "users")]
+
+    with open_state_directory(state, PASSABLE):
+        assert modes() == [PASSABLE, PASSABLE]
+        with pytest.raises(StartError, match="another worker"), open_state_directory(state):
+            pass
+        assert modes() == [PASSABLE, PASSABLE]
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("epoch", b"many"), ("epoch", b""), ("worker_id", b"\xff"), ("worker_id", b"")]
 )

@@ -83,7 +83,8 @@ class CheckpointDirectory:
         self._expected: dict[str, Workload] = {}
         self._told: set[str] = set()
         self._clean_ups = trio.CapacityLimiter(CLEAN_UPS_AT_ONCE)
-        self._own_ages, self._damaged_ages, self._saved_ages = Ages(), Ages(), Ages()
+        self._own_ages, self._left_ages = Ages(), Ages()
+        self._damaged_ages, self._saved_ages = Ages(), Ages()
 
     def available_bytes(self) -> int:
         """Bytes that may be added: the free space of the disk, or the rest of the budget.
@@ -275,7 +276,7 @@ class CheckpointDirectory:
         """Deletes unneeded checkpoints repeatedly, until cancelled. Failures are logged."""
         while True:
             try:
-                await trio.to_thread.run_sync(self._expire, self._busy(), self._living())
+                await trio.to_thread.run_sync(self._expire, self._busy(), self._living(), self._known())
             except Exception:
                 logger.exception("the search for unused files on disk failed, and is repeated")
             await trio.sleep(LOOK_INTERVAL_S)
@@ -291,7 +292,11 @@ class CheckpointDirectory:
             if workload.state not in ENDED | PARKED | {RUNNING}
         }
 
-    def _expire(self, busy: set[str], living: set[str]) -> None:
+    def _known(self) -> set[str]:
+        """Workloads of the journal. Others may be those of a journal that was moved away."""
+        return {each.workload_id for each in self._workloads.all()}
+
+    def _expire(self, busy: set[str], living: set[str], known: set[str]) -> None:
         images, saved, now = self._images.scan(), self._application_store.scan_all(), datetime.now(UTC)
         self._tell_damaged([*images, *saved])
         in_use = self.in_use()
@@ -303,8 +308,12 @@ class CheckpointDirectory:
             and each.manifest.subject.workload_id not in busy
         ]
         kept_for = self._expiry if self._keep_images else timedelta(0)
+        # Its journal may have been moved away, and may come back.
+        left = [each for each in own if each.workload_id not in known]
+        own = [each for each in own if each.workload_id in known]
         damaged = [each for each in map(_kept_damaged, images) if each and each.workload_id not in busy]
         expired = self._own_ages.expired(own, in_use, now=now, keep_for=kept_for)
+        expired += self._left_ages.expired(left, in_use, now=now, keep_for=self._expiry)
         expired += self._damaged_ages.expired(damaged, in_use, now=now, keep_for=self._expiry)
         for image_id in expired:
             self._delete_image(image_id)

@@ -31,7 +31,13 @@ STARTED_WITH: Final = _umask()
 
 
 def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
-    """Creates a missing directory, and removes the permissions of other users.
+    """Creates a missing directory, and removes the permissions of other users, as both functions below."""
+    create_private(path, purpose, mode)
+    close_to_others(path, purpose, mode)
+
+
+def create_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
+    """Creates a missing directory, and changes nothing of an existing one.
 
     Args:
         path: The directory.
@@ -39,28 +45,43 @@ def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
         mode: Its permissions.
 
     Raises:
-        StartError: Another user owns the directory or an entry, or can replace it. It is the root directory.
+        StartError: Another user owns the directory or can replace it. It is the root directory.
         OSError: The directory can't be created or read.
     """
     if os.path.realpath(path) == "/":  # the host is unusable without the permissions of others
         raise StartError(f"the {purpose} {path} is the root directory: choose another directory")
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     require_private(path, purpose)
+
+
+def close_to_others(path: Path, purpose: str, mode: int = PRIVATE, passable: str = "") -> None:
+    """Gives a directory its permissions, and removes those of other users on its entries.
+
+    Args:
+        path: The directory.
+        purpose: Its purpose, for messages.
+        mode: Its permissions.
+        passable: The entry that other users may pass through, such as running workloads. Empty: none.
+
+    Raises:
+        StartError: Another user owns an entry.
+        OSError: The directory can't be read.
+    """
     if stat.S_IMODE(path.stat().st_mode) != mode:
         path.chmod(mode)
     with os.scandir(path) as entries:
         for entry in entries:
             _require_ours(Path(entry.path), purpose, os.geteuid())
-            _close(entry)
+            _close(entry, PASSABLE if entry.name == passable else PRIVATE)
 
 
-def _close(entry: os.DirEntry[str]) -> None:
-    """Removes other users' permissions on a file or a directory. Sockets are left alone."""
+def _close(entry: os.DirEntry[str], kept: int) -> None:
+    """Removes other users' permissions on a file or a directory, but for some. Sockets are left alone."""
     found = entry.stat(follow_symlinks=False)
     mode = stat.S_IMODE(found.st_mode)
     is_kept = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    if is_kept and found.st_uid == os.geteuid() and mode & 0o077:
-        os.chmod(entry.path, mode & PRIVATE)
+    if is_kept and found.st_uid == os.geteuid() and mode & ~kept & 0o077:
+        os.chmod(entry.path, mode & kept)
 
 
 def make_user_folders(path: Path) -> None:

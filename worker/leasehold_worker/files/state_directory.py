@@ -12,8 +12,8 @@ from typing import Final, final
 
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment, write_enrolment
-from leasehold_worker.files.private_directories import PRIVATE, open_private
-from leasehold_worker.files.workload_files import read_regular
+from leasehold_worker.files.private_directories import PRIVATE, close_to_others, create_private
+from leasehold_worker.files.workload_files import USER_FOLDERS, read_regular
 
 TEXT_LIMIT: Final = 256
 """Bytes of a file that are read."""
@@ -177,12 +177,10 @@ def open_state_directory(path: Path, mode: int = PRIVATE) -> Iterator[StateDirec
         StartError: The directory can't be used, another user could change it, or another worker uses it.
     """
     try:
-        open_private(path, "state directory", mode)
+        create_private(path, "state directory", mode)
         lock = os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise StartError(
-            f"the state directory {path} can't be written ({error.strerror}): choose another with --state-dir"
-        ) from error
+        raise _unwritable(path, error) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,4 +188,14 @@ def open_state_directory(path: Path, mode: int = PRIVATE) -> Iterator[StateDirec
             raise StartError(
                 f"another worker uses the state directory {path}: give each its own with --state-dir"
             ) from None
+        try:
+            close_to_others(path, "state directory", mode, USER_FOLDERS)  # now it is no other worker's
+        except OSError as error:
+            raise _unwritable(path, error) from error
         yield StateDirectory(path)
+
+
+def _unwritable(path: Path, error: OSError) -> StartError:
+    return StartError(
+        f"the state directory {path} can't be written ({error.strerror}): choose another with --state-dir"
+    )

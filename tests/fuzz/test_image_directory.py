@@ -127,7 +127,7 @@ def play(seed: int, folder: Path) -> None:
     disk = world.disk()
     trio.run(look)
     disk.available_bytes()
-    disk._expire(set(), set())
+    disk._expire(set(), set(), set())
     for workload_id in ("w-1", "w-2"):
         disk.clean_up(world.registry.add(workload_id))
     disk.sweep()

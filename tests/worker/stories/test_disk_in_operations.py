@@ -189,10 +189,10 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
             assert plugins.endswith(f"{kept.checkpoint_id}.partial.work"), "where none is: none is loaded"
             assert parts.disk.available_bytes() > 3 * MIB, "the image is there, and takes what it takes"
             # Nobody has said yet what became of the workload.
-            await trio.to_thread.run_sync(parts.disk._expire, set(), set())
+            await trio.to_thread.run_sync(parts.disk._expire, set(), set(), {"w-1"})
             assert refusal_of(parts.disk, kept.checkpoint_id) == "CHECKPOINT_IN_USE"
             parts.workloads.set_state(workload, RUNNING)
-            await trio.to_thread.run_sync(parts.disk._expire, set(), set())
+            await trio.to_thread.run_sync(parts.disk._expire, set(), set(), {"w-1"})
             assert ImageStore(tmp_path / "images").images() == []
 
 

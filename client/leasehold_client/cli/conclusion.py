@@ -397,7 +397,7 @@ def _looked_at(client: Client, commands: Sequence[tuple[str, Command]]) -> Itera
 
 
 def _remainder(commands: Iterable[Command]) -> str:
-    """What continues after an interrupted wait. Empty: nothing."""
+    """The open commands after an interrupted wait, as text. Empty: none."""
     ids = [command.command_id for command in commands if not has_ended(command.state)]
     if not ids:
         return ""

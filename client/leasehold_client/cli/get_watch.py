@@ -70,7 +70,7 @@ def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterat
 @final
 @dataclass(slots=True)
 class _Shown:
-    """What a watch has told, for later changes.
+    """The entries that a watch has printed, for later changes.
 
     Attributes:
         is_filtered: Whether the watch has a filter.

@@ -199,7 +199,7 @@ def _no_value(workload: Workload) -> str:
 
 
 def origin_text(workload: Workload) -> str:
-    """How the workload was registered, such as ``exec``. "?": unknown."""
+    """The origin of a workload, such as ``exec``. "?": unknown."""
     if is_partial(workload):
         return "?"
     if workload.origin in STARTED_HERE:

@@ -36,6 +36,18 @@ def test_a_login_replaces_no_context_of_another_coordinator(
     assert read_contexts().get("alice") == before
 
 
+def ticket_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JoinTicket:
+    """A join token for an address at which nobody listens, in a home without contexts."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    authority = open_authority(_new(tmp_path / "one"))
+    return JoinTicket(
+        address="127.0.0.1:1",
+        ca_certificates=[authority.certificate.public_bytes(Encoding.DER)],
+        secret=b"x" * 32,
+        identity="user/alice",
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "kept"), [("JOIN_REFUSED", []), ("", ["alice"]), ("STORAGE_UNAVAILABLE", ["alice"])]
 )
@@ -43,14 +55,7 @@ def test_a_refused_login_leaves_no_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, kept: list[str]
 ) -> None:
     """A request that may be stored is sent again by the next login, with its key."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    authority = open_authority(_new(tmp_path / "one"))
-    ticket = JoinTicket(
-        address="127.0.0.1:1",
-        ca_certificates=[authority.certificate.public_bytes(Encoding.DER)],
-        secret=b"x" * 32,
-        identity="user/alice",
-    )
+    ticket = ticket_of_nobody(tmp_path, monkeypatch)
 
     def refuse(*arguments: object) -> None:
         raise LeaseholdError("the token is used up", reason=reason)
@@ -64,14 +69,7 @@ def test_a_refused_login_leaves_no_context(
 def test_a_login_without_an_answer_has_a_remedy_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    authority = open_authority(_new(tmp_path / "one"))
-    ticket = JoinTicket(
-        address="127.0.0.1:1",
-        ca_certificates=[authority.certificate.public_bytes(Encoding.DER)],
-        secret=b"x" * 32,
-        identity="user/alice",
-    )
+    ticket = ticket_of_nobody(tmp_path, monkeypatch)
     with pytest.raises(NoCoordinatorError, match=r"no coordinator answers at 127.0.0.1:1 \(") as error:
         login(ticket, "", "")
     assert error.value.message.endswith(f": {enrolment.UNREACHABLE}")

@@ -20,7 +20,7 @@ from leasehold_worker.leasing.leases import (
 )
 
 ITSELF: Final = "itself"
-"""Who cordons a worker that stops. Nobody can uncordon it."""
+"""The operator of the cordon of a stopping worker, which nobody can end."""
 
 _REASONS: Final = {
     FOREIGN: errors_pb2.ERROR_REASON_FOREIGN_PROCESS,

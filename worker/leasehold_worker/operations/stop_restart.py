@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1 import operation_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.workload_pb2 import WorkloadState
 from msgspec import structs
@@ -25,7 +25,6 @@ from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import cancel_at_end
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.moves.move import intent_of
@@ -282,7 +281,7 @@ class StopRestart:
     ) -> None:
         """Restores the application of a program that was just started, once it is registered."""
         progress.enter("load")
-        kernel = await self._served(workload)
+        kernel = await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
         restored = await checkpointing.restore(
             kernel,
             self._application_store,
@@ -293,30 +292,6 @@ class StopRestart:
         )
         self._applications.forget_restore(workload.workload_id)
         _tell(restored, progress)
-
-    async def _served(self, workload: Workload) -> Application:
-        """Waits for the application of a program that was just started, unless the program ends."""
-        found: list[Application] = []
-        errors: list[OperationError] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_at_end, workload.root, nursery.cancel_scope)
-            try:
-                found.append(
-                    await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
-                )
-            except OperationError as error:
-                errors.append(error)
-            nursery.cancel_scope.cancel()
-        if errors:
-            raise errors[0]
-        if not found:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
-                f"the program of workload {workload.name} ended before its application could "
-                "be restored: see `leasehold logs`",
-                {"workload_id": workload.workload_id},
-            )
-        return found[0]
 
     async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> StoredCheckpoint:
         available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)

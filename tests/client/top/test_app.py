@@ -268,6 +268,7 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
         own = gpu(0)
         own.lease.cordon.reason = "fan"
         fleet.tell(own)
+        await page.shows("cordoned: fan")
         await page.press("down", "c")
         await page.shows("alpha/0 loses its own cordon. Its worker stays cordoned")
 

@@ -81,9 +81,13 @@ class Selection:
             return [(name, name) for name in dict.fromkeys(self.names)]
         if not self.is_search:
             raise UsageError("name a workload, or choose some by -l, --filter or --all")
-        text = both(self.filter_text, label_filter(self.selector))
-        found = client.workloads(include_ended=include_ended, filter=text)
+        found = self.search(client, include_ended=include_ended)
         return [(one.name, one.workload_id) for one in found if applies(one)]
+
+    def search(self, client: Client, *, include_ended: bool = False) -> list[Workload]:
+        """The workloads that a search finds."""
+        text = both(self.filter_text, label_filter(self.selector))
+        return client.workloads(include_ended=include_ended, filter=text)
 
 
 def selection_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 import click
 from click.shell_completion import CompletionItem
 
+from leasehold_client.arguments.selectors import both
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import interrupted
 from leasehold_client.cli.names import complete_workloads
@@ -107,6 +110,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     chosen = selection.matches(client, lambda workload: True)
     if not chosen:
         _require_ended(client, selection, condition)
+    elif selection.selector or selection.filter_text:
+        _tell_failed(client, selection, {label for label, _ in chosen})
     for place, (label, name) in enumerate(chosen, 1):
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
         try:
@@ -126,6 +131,14 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         echo_document({"workloads": [to_dict(one) for one in found]}, output)
 
 
+def _tell_failed(client: Client, selection: Selection, waited_for: Collection[str]) -> None:
+    """Names the matching workloads that have failed before, unless an open one has their name."""
+    failed = replace(selection, filter_text=both(selection.filter_text, "state = FAILED"))
+    found = failed.search(client, include_ended=True)
+    if names := [one.name for one in found if one.name not in waited_for]:
+        echo_error(f"leasehold: workloads that match and FAILED before: {name_list(names)}")
+
+
 def _require_ended(client: Client, selection: Selection, condition: str) -> None:
     """Accepts a search that found no open workload, if it finds ended ones for which the condition holds.
 
@@ -133,11 +146,16 @@ def _require_ended(client: Client, selection: Selection, condition: str) -> None
         LeaseholdError: There are none.
     """
     from leasehold_client.coordinator.workload_watch import ENDED, STATES
+    from leasehold_client.messages import workload_state
 
     wanted = ENDED if condition == "ended" else ENDED & {STATES.get(condition)}
-    ended = wanted and selection.matches(client, lambda one: one.status.state in wanted, include_ended=True)
+    ended = [one for one in selection.search(client, include_ended=True) if one.status.state in ENDED]
     if not ended:
         raise LeaseholdError(
             "no workload matches, so there is nothing to wait for: `leasehold get workloads` lists them"
         )
+    if not any(one.status.state in wanted for one in ended):
+        listed = name_list([f"{one.name} ({workload_state(one)})" for one in ended])
+        hope = "ready" if condition == "ready" else condition
+        raise LeaseholdError(f"all workloads that match have ended, so none becomes {hope}: {listed}")
     echo_error("leasehold: all workloads that match have ended")

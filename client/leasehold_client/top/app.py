@@ -161,6 +161,8 @@ class TopApp(App[None]):
         self._operations.tell_outcomes()
 
     def _empty_text(self) -> str:
+        if self._filter is not None and not self._filter.is_answered:
+            return "the coordinator has not answered the filter yet"
         if self._filter_text:
             return "nothing matches the filter: press / to change it, and Enter without text to end it"
         if self.contact.refusal:
@@ -237,12 +239,15 @@ class TopApp(App[None]):
             self._operations.end_move(event.row)
             return
         places = self.model.places()
-        key = event.row.key
-        lists = (self._fleet, self._commands)
+        last = event.row
 
         def lines() -> list[str]:
-            current = (row for one in lists for row in one.rows if row.key == key)
-            return detail_lines(next(current, event.row), places, time.time())
+            nonlocal last
+            rows = [*self._fleet.rows, *self._commands.rows]
+            current = next((row for row in rows if row.key == last.key), None)
+            last = current or last
+            gone = [] if current else ["It has left the list. This is its last state there:", ""]
+            return [*gone, *detail_lines(last, places, time.time())]
 
         self.push_screen(TextDialog(row_title(event.row), lines))
 

@@ -29,9 +29,15 @@ class FilterFeed:
         self.refusal = ""
         self.revision = 0
         self._client = client
+        self._unanswered = {"fleet", "workloads"}
         self._workers: Entries[None] = Entries()
         self._gpus: Entries[None] = Entries()
         self._workloads: Entries[None] = Entries()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether both kinds have told their first selection, or refused the expression."""
+        return not self._unanswered
 
     @property
     def matches(self) -> Matches:
@@ -43,21 +49,23 @@ class FilterFeed:
     async def run(self) -> None:
         """Keeps the selection current until it is cancelled, or until both kinds refuse the expression."""
         async with asyncio.TaskGroup() as group:
-            fleet = group.create_task(self._until_refused(self._follow_fleet))
-            workloads = group.create_task(self._until_refused(self._follow_workloads))
+            fleet = group.create_task(self._until_refused("fleet", self._follow_fleet))
+            workloads = group.create_task(self._until_refused("workloads", self._follow_workloads))
         of_fleet, of_workloads = fleet.result(), workloads.result()
         # A message about an unknown field lists the fields of one kind. A syntax error has the same for both.
         is_same = of_fleet == of_workloads
         self.refusal = of_fleet if is_same else f"hosts and GPUs: {of_fleet}; workloads: {of_workloads}"
         self.revision += 1
 
-    async def _until_refused(self, follow: Callable[[], Awaitable[None]]) -> str:
+    async def _until_refused(self, kind: str, follow: Callable[[], Awaitable[None]]) -> str:
         """Follows a watch, with a new snapshot whenever it ends. Returns the message of a refused filter."""
         while True:
             try:
                 await follow()
             except LeaseholdError as error:
                 if error.reason == "INVALID_ARGUMENT":
+                    self._unanswered.discard(kind)
+                    self.revision += 1
                     return error.message
                 if error.reason == "INVALID_TOKEN":
                     continue
@@ -80,6 +88,7 @@ class FilterFeed:
                     case "bookmark" if response.bookmark.snapshot_end:
                         self._workers.end_snapshot()
                         self._gpus.end_snapshot()
+                        self._unanswered.discard("fleet")
                 self.revision += 1
 
     async def _follow_workloads(self) -> None:
@@ -93,4 +102,5 @@ class FilterFeed:
                         self._workloads.remove(response.deleted_workload_id)
                     case "bookmark" if response.bookmark.snapshot_end:
                         self._workloads.end_snapshot()
+                        self._unanswered.discard("workloads")
                 self.revision += 1

@@ -13,7 +13,7 @@ from textual.app import App
 from leasehold_client.aio.client import AsyncClient
 from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.display.terminal_text import one_line
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.messages import command_state, operation_name
 from leasehold_client.top import actions
 from leasehold_client.top.actions import Action
@@ -52,6 +52,7 @@ class Operations:
         self._departure: tuple[Workload, FleetGpu | None] | None = None
         """A move without a target yet: the workload, and the GPU that it leaves. No GPU: it is parked."""
         self._own_command_ids: set[str] = set()
+        """Commands of this session whose outcomes are not told yet."""
 
     @property
     def is_moving(self) -> bool:
@@ -137,12 +138,29 @@ class Operations:
             self._app.push_screen(ReasonDialog(about), partial(self._cordon, target))
 
     def tell_outcomes(self) -> None:
-        """Tells the outcome of a command of this session, once it has ended."""
+        """Tells the outcome of a command of this session, once it has ended.
+
+        A command that ended during an outage is not in the snapshot after it, so it is read.
+        """
         for command_id in self._own_command_ids & self._model.ended_commands.keys():
             self._own_command_ids.discard(command_id)
             command = self._model.ended_commands[command_id]
             text = f"{operation_name(command)} {command_state(command)}: {progress_text(command)}"
             self.message = with_places(one_line(text), self._model.places())
+        if self._model.commands.is_complete:
+            for command_id in self._own_command_ids - self._model.commands.values.keys():
+                self._own_command_ids.discard(command_id)
+                self._app.run_worker(self._read(command_id), exit_on_error=True)
+
+    async def _read(self, command_id: str) -> None:
+        """Reads a command of this session, whose outcome is told at the next update."""
+        try:
+            command = await self._client.command(command_id)
+        except LeaseholdError as error:
+            self._tell(f"the outcome of command {command_id} is unknown: {error.message}")
+        else:
+            self._own_command_ids.add(command_id)
+            self._model.put_command(command)
 
     def _cordon(self, target: Worker | FleetGpu, reason: str | None) -> None:
         if reason is not None:

@@ -145,8 +145,26 @@ def test_workloads_that_have_all_ended_are_no_failure(
     for condition in ("ended", "state=FAILED"):
         done = leasehold("wait", "-l", "job=9", f"--for={condition}")
         assert (done.code, done.stderr) == (0, "leasehold: all workloads that match have ended\n")
-    assert leasehold("wait", "-l", "job=9", "--for=state=EXITED").code == 1
-    assert leasehold("wait", "-l", "job=9", "--for=ready").code == 1
+    for condition, hope in (("state=EXITED", "EXITED"), ("ready", "ready")):
+        done = leasehold("wait", "-l", "job=9", f"--for={condition}")
+        assert done.code == 1
+        assert done.stderr.startswith(
+            f"leasehold: all workloads that match have ended, so none becomes {hope}: one (FAILED)"
+        )
+
+
+def test_a_search_names_the_workloads_that_failed_before(
+    leasehold: CommandLine, moving: ScriptedCoordinator
+) -> None:
+    def listed(request: ListWorkloadsRequest, context: object) -> ListWorkloadsResponse:
+        names = ("one", "old") if "state = FAILED" in request.filter else ("one",)
+        return ListWorkloadsResponse(workloads=[workload(name) for name in names])
+
+    moving.answers["ListWorkloads"] = listed
+    done = leasehold("wait", "-l", "job=9")
+    assert (done.code, done.stdout) == (0, "one: ready\n")
+    assert done.stderr == "leasehold: workloads that match and FAILED before: old\n"
+    assert leasehold("wait", "--all").stderr == ""
 
 
 def interrupt(request: object, context: grpc.ServicerContext) -> Iterator[WatchWorkloadsResponse]:

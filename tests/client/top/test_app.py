@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -14,6 +14,7 @@ from leasehold.v1 import (
     errors_pb2,
     fleet_service_pb2,
     plan_pb2,
+    workload_pb2,
     workload_service_pb2,
 )
 from leasehold.v1.lease_pb2 import Cordon
@@ -485,6 +486,60 @@ def test_a_coordinator_that_is_away_is_told_and_caught_up_with(
         assert "beta" not in page.text()
 
     play(fleet, steps)
+
+
+def test_the_outcome_of_a_command_that_ended_during_an_outage_is_told(
+    fleet: ScriptedFleet, short_outages: None
+) -> None:
+    result = command_pb2.CommandResult(already_there=True)
+    ended = command("c-9", state=command_pb2.COMMAND_STATE_SUCCEEDED, result=result)
+    fleet.scripted.answers |= {
+        "SuspendWorkload": lambda request, context: workload_service_pb2.SuspendWorkloadResponse(
+            command=command("c-9", phase="hooks")
+        ),
+        "GetCommand": lambda request, context: command_service_pb2.GetCommandResponse(command=ended),
+    }
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "s")
+        await page.shows("y suspend")
+        await page.press("y")
+        await page.shows("Commands: 1 open", "hooks")
+        fleet.away()
+        await page.shows("COORDINATOR AWAY")
+        fleet.is_away = False
+        await page.shows("live", "suspend SUCCEEDED: nothing to do", "Commands: 0 open")
+
+    play(fleet, steps)
+
+
+def test_details_say_that_their_row_has_left_the_list(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.press("down", "down", "down", "enter")
+        await page.shows("two", "Esc close")
+        assert "It has left the list" not in page.text()
+        fleet.tell(workload("two", state=workload_pb2.WORKLOAD_STATE_EXITED))
+        await page.shows("It has left the list. This is its last state there:", "SUSPENDED")
+
+    play(fleet, steps)
+
+
+def test_a_filter_without_answer_says_so(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        answer, fleet.scripted.answers["WatchFleet"] = fleet.scripted.answers["WatchFleet"], _nobody
+        await page.press("slash")
+        await page.type("state = FREE")
+        await page.press("enter")
+        await page.shows("the coordinator has not answered the filter yet", "filter: state = FREE")
+        fleet.scripted.answers["WatchFleet"] = answer
+        await page.shows("0 . free")
+        assert "has not answered" not in page.text()
+
+    play(fleet, steps)
+
+
+def _nobody(request: object, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "nobody listens")
 
 
 def test_a_token_that_is_too_old_leads_to_a_new_snapshot(fleet: ScriptedFleet) -> None:

@@ -26,6 +26,7 @@ from leasehold_client.config import (
     parse_address,
 )
 from leasehold_client.errors import UsageError
+from leasehold_client.private_files import replace_file
 
 CONTEXT_VARIABLE: Final = "LEASEHOLD_CONTEXT"
 """Environment variable with the name of the context."""
@@ -255,19 +256,7 @@ def _write(path: Path, contexts: Contexts) -> None:
             for name, context in contexts.by_name.items()
         },
     }
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(fresh, flags, MODE), "wb") as file:
-        file.write(json.dumps(document, indent=1).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, json.dumps(document, indent=1).encode(), MODE)
 
 
 def find_context(name: str | None, address: str | None) -> Context | None:

@@ -214,6 +214,31 @@ def test_a_service_acts_for_a_user_by_its_context(fleet: Fleet) -> None:
     assert by_context(fleet, "context", "use", "-") == "no context is current\n"
 
 
+def test_a_certificate_is_exported_for_other_programs(fleet: Fleet, tmp_path: Path) -> None:
+    login(fleet, "service/prometheus")
+    folder = tmp_path / "pem"
+    for _ in range(2):  # the second time replaces the files
+        said = fleet.cli("context", "export", "prometheus", str(folder)).stdout
+    assert said == (
+        f"prometheus: wrote ca.pem, client.key, client.pem to {folder}; the certificate expires in 29 days\n"
+    )
+    assert sorted((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir()) == [
+        ("ca.pem", 0o600),
+        ("client.key", 0o600),
+        ("client.pem", 0o600),
+    ]
+    contexts = json.loads(fleet.cli("context", "list", "-o", "json").stdout)["contexts"]
+    [address] = [one["coordinator"] for one in contexts if one["name"] == "prometheus"]
+    asked = {"LEASEHOLD_COORDINATOR": address, "LEASEHOLD_CREDENTIALS": str(folder)}
+    assert fleet.cli("whoami", **asked).stdout.startswith("service/prometheus: no role")
+    file = tmp_path / "file"
+    file.touch()
+    fleet.refuse("context", "export", "prometheus", str(file), code=2, match="is a file")
+    fleet.refuse(
+        "context", "export", "prometheus", "/proc/pem", code=2, match="can't be written to /proc/pem: .*yours"
+    )
+
+
 def end(fleet: Fleet, name: str) -> None:
     """Waits until a worker has ended by itself, because it can't start."""
     process = fleet.processes.pop(name)

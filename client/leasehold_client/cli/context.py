@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import click
@@ -13,16 +15,17 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.verb import output_option
-from leasehold_client.contexts import Context, locked_contexts, read_contexts
+from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.private_files import replace_file
 
 Arguments = ParamSpec("Arguments")
 
 
 @click.group()
 def context() -> None:
-    """List, choose and delete contexts, which `leasehold login` makes."""
+    """List, choose, export and delete contexts, which `leasehold login` makes."""
 
 
 def _told(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -84,6 +87,32 @@ def use(name: str) -> None:
         chosen.require_valid()
         write(replace(contexts, current=name))
     echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
+
+
+@context.command(epilog=examples("leasehold context export prometheus /etc/prometheus/leasehold"))
+@click.argument("name", shell_complete=complete_contexts)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@_told
+def export(name: str, directory: Path) -> None:
+    """Write certificate, key and authorities to PEM files, for a program that is no client of Leasehold.
+
+    A certificate that is due is renewed first. Nothing renews the files: run the verb each day.
+    """
+    from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
+
+    chosen = RenewedContext(read_contexts().get(name)).present()
+    context_credentials(chosen)  # refuses damaged ones
+    parts = {"ca.pem": chosen.authorities, "client.key": chosen.key, "client.pem": chosen.certificate}
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for file, text in parts.items():
+            replace_file(directory / file, text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"PEM files can't be written to {directory}: {error.strerror}; name a directory of yours"
+        ) from error
+    expiry = span_text(chosen.expire_s - time.time())
+    echo(f"{name}: wrote {', '.join(parts)} to {directory}; the certificate expires in {expiry}")
 
 
 @context.command(epilog=examples("leasehold context delete alice"))

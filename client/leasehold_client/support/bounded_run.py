@@ -44,18 +44,16 @@ def run_bounded(
         LeaseholdError: The program does not run, fails without output, or exceeds a limit.
     """
     owner = owner_of.stat() if owner_of is not None and os.geteuid() == 0 else None
+    become = _become(owner) if owner and owner.st_uid else ()
     try:
         process = subprocess.Popen(
-            command,
+            [*become, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            user=owner.st_uid if owner else None,
-            group=owner.st_gid if owner else None,
-            extra_groups=[] if owner else None,
             cwd="/",
-            env=_shared_variables() if owner and owner.st_uid else None,
+            env=_shared_variables() if become else None,
         )
     except OSError as error:
         raise LeaseholdError(f"{command[0]} does not run: {error.strerror}") from error
@@ -75,6 +73,15 @@ def run_bounded(
         why = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise LeaseholdError(f"{command[0]} printed nothing{f': {why}' if why else ''}")
     return process.returncode, output
+
+
+def _become(owner: os.stat_result) -> tuple[str, ...]:
+    """The command of util-linux that runs a program as the owner of a file.
+
+    The argument ``user`` of Popen needs fork(2), whose child gRPC may abort before its exec while a channel
+    is open (https://github.com/grpc/grpc/issues/43055). Without it, Popen uses vfork(2).
+    """
+    return ("setpriv", f"--reuid={owner.st_uid}", f"--regid={owner.st_gid}", "--clear-groups", "--")
 
 
 def _shared_variables() -> dict[str, str]:

@@ -58,7 +58,7 @@ VERBS: Final = {
     "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
     "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "login": "Get a client certificate by a join token, and keep it in a context.",
-    "context": "List, choose and delete contexts, which `leasehold login` makes.",
+    "context": "List, choose, export and delete contexts, which `leasehold login` makes.",
     "access": "Give roles to users and services, and take them away.",
     "token": "Create, list and delete join tokens of workers, users and services.",
     "ca": "List and revoke client certificates, block identities, and rotate the authority.",

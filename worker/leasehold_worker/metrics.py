@@ -156,7 +156,9 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         "Age of the oldest waiting claim that is not preemptible. 0: none waits."
     ),
     "leasehold_worker_workloads": Gauge("Workloads that have not ended, by state.", ("state",)),
-    "leasehold_worker_members": Gauge("CUDA processes of workloads, by state.", ("state",)),
+    "leasehold_worker_members": Gauge(
+        "CUDA processes of workloads, by state after their last operation.", ("state",)
+    ),
     "leasehold_worker_parked_bytes": Gauge(
         "Device memory of parked workloads: in host memory, and in checkpoints on a disk. "
         "Unknown sizes count as 0.",

@@ -12,6 +12,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpdate, ConnectResponse
 
 from leasehold_coordinator.access.secret_vault import SealError
+from leasehold_coordinator.command_workloads import workload_ids
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import FAILED, OUTCOMES, PENDING, is_terminal
@@ -259,8 +260,10 @@ class Dispatcher:
         """The ledger's effects of an update. An impossible update is logged and ignored."""
         worker_id = session.hello.worker_id
         stored = self._fleet.ledger.commands.get(update.command_id)
-        if stored is not None and update.HasField("result") and session.known is not None:
-            self._fleet.registry.apply_result(session.known, update.result)
+        is_new = update.command_id not in session.told
+        if stored is not None and is_new and update.HasField("result") and session.known is not None:
+            ids = workload_ids(stored.command)
+            self._fleet.registry.apply_result(session.known, update.result, ids)
         effects = self._fleet.ledger.update(worker_id, update, self._now())
         if not effects and stored is not None and stored.command.state != update.state:
             logger.warning(

@@ -319,14 +319,23 @@ class Registry:
         known.take(load)
         return holdings(known) != before
 
-    def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
-        """Applies the GPUs that a command claimed, released and holds. The next load reports them later."""
+    def apply_result(self, known: KnownWorker, result: CommandResult, workload_ids: Collection[str]) -> None:
+        """Applies the GPUs that a command claimed, released and holds. The next load reports them later.
+
+        A load may have come before, if the worker's disk was slow. So a GPU that another workload has by now
+        stays leased.
+
+        Args:
+            known: The worker.
+            result: The result of the command.
+            workload_ids: The workloads of the command.
+        """
         taken, freed = set(result.claimed_gpu_uuids), set(result.released_gpu_uuids)
         for lease in known.leases:
             if lease.gpu_uuid in taken:
                 known.is_ahead = True
                 lease.state = lease_pb2.SLOT_STATE_LEASED
-            elif lease.gpu_uuid in freed:
+            elif lease.gpu_uuid in freed and lease.workload_id in (*workload_ids, ""):
                 known.is_ahead = True
                 is_held = result.HasField("hold_id")
                 lease.state = lease_pb2.SLOT_STATE_RESERVED if is_held else state_without_lease(lease)

@@ -27,7 +27,7 @@ from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import creates_workload
-from leasehold_coordinator.core.workload_reports import failed, is_concluded
+from leasehold_coordinator.core.workload_reports import failed
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import binding_rows, change_rows, host_rows
@@ -324,17 +324,15 @@ class Fleet:
     ) -> None:
         """Stores a command together with workloads and other rows, and then publishes the changes.
 
-        If the command failed to create its workload, the same write makes the workload FAILED.
+        If the command failed to create its workload, the same write makes the workload FAILED. A workload of
+        which its worker has told more may still run, and its worker tells its end.
         """
         command = stored.command
         changed = {one.workload_id: one for one in workloads}
         workload = changed.get(command.workload_id) or self.workloads.get(command.workload_id)
         has_failed = is_terminal(command.state) and command.state != SUCCEEDED
-        if workload is None or is_ended(workload.status.state):
-            has_failed = False
-        elif has_failed and is_concluded(command.error):  # the workload may run
-            has_failed = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
-        if workload is not None and has_failed and creates_workload(command.operation):
+        is_pending = workload is not None and workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
+        if workload is not None and has_failed and is_pending and creates_workload(command.operation):
             changed[workload.workload_id] = failed(workload, command.error, now_timestamp())
         await self.save_workloads([*changed.values()], [stored], rows)
 

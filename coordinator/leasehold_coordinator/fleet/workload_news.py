@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 GONE: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "the worker restarted and has lost the workload: look for its processes on the host, then run it again",
+    "the worker no longer knows the workload: it ended out of contact before many others, or was lost in a "
+    "restart; look for its results, and for its processes on the host, before you run it again",
     concluded_by="coordinator",
 )
 """The error of a workload that a worker's hello lacks. The end is only presumed: see :func:`is_presumed`."""

@@ -20,7 +20,7 @@ from leasehold.v1 import (
     workload_pb2,
     workload_service_pb2,
 )
-from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_pb2 import Command, CommandResult
 from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
     GetCommandRequest,
@@ -44,6 +44,7 @@ from leasehold.v1.workload_service_pb2 import (
     WatchWorkloadsRequest,
 )
 from leasehold.worker.v1.session_pb2 import (
+    CommandUpdate,
     ConnectRequest,
     Goodbye,
     OutputChunk,
@@ -225,6 +226,19 @@ def test_a_workload_that_could_not_be_started_has_failed_and_its_name_is_free(
     start(coordinator, worker)
 
 
+def test_a_workload_that_lives_after_its_failed_run_is_not_called_failed(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """Its load failed, and so did the stop of its program, which is stuck in the kernel."""
+    created = coordinator.workloads.CreateWorkload(CreateWorkloadRequest(name="one", spec=SPEC)).workload
+    command = worker.command("run").command
+    stuck = reported(created, workload_pb2.WORKLOAD_STATE_UNKNOWN, 1)
+    worker.update(command.command_id, FAILED, stuck)
+    assert ended(coordinator, command.command_id).state == FAILED
+    found = coordinator.workloads.GetWorkload(GetWorkloadRequest(workload="one")).workload
+    assert found.status.state == workload_pb2.WORKLOAD_STATE_UNKNOWN
+
+
 def test_refusals_carry_their_code_and_reason_and_change_nothing(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
@@ -374,12 +388,23 @@ def test_what_was_sent_is_unknown_until_its_worker_returns(
     worker.close()
     unknown = wait_command(coordinator, command.command_id, UNKNOWN)
     assert unknown.error.message
-    running = reported(started, workload_pb2.WORKLOAD_STATE_RUNNING, 1)
-    back = coordinator.connect(make_hello(workloads=[running], commands_unacknowledged=[command.command_id]))
-    back.update(command.command_id, SUCCEEDED, reported(started, workload_pb2.WORKLOAD_STATE_SUSPENDED, 2))
-    outcome = ended(coordinator, command.command_id)
-    assert outcome.state == SUCCEEDED
-    assert not outcome.HasField("error")
+    running = reported(started, workload_pb2.WORKLOAD_STATE_RUNNING, 3)
+    hello = make_hello(workloads=[running], commands_unacknowledged=[command.command_id])
+    leased = hello.gpu_leases[0]  # the worker restored it by itself
+    leased.state, leased.workload_id = lease_pb2.SLOT_STATE_LEASED, started.workload_id
+    back = coordinator.connect(hello)
+    outcome = CommandUpdate(
+        command_id=command.command_id,
+        state=SUCCEEDED,
+        workloads=[running],
+        result=CommandResult(released_gpu_uuids=[leased.gpu_uuid]),
+    )
+    back.up.put(ConnectRequest(command_update=outcome))
+    found = ended(coordinator, command.command_id)
+    assert found.state == SUCCEEDED
+    assert not found.HasField("error")
+    gpus = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus
+    assert [one.lease.state for one in gpus] == [lease_pb2.SLOT_STATE_LEASED, lease_pb2.SLOT_STATE_FREE]
 
 
 def test_a_command_is_cancelled_by_its_worker(

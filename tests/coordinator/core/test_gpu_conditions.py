@@ -50,7 +50,7 @@ def test_a_gpu_that_is_given_up_is_as_its_entry_says() -> None:
         entry("GPU-b", LEASED, health=XID),
         entry("GPU-c", LEASED),
     ]
-    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a", "GPU-b", "GPU-c"]))
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a", "GPU-b", "GPU-c"]), ["w-1"])
     assert [lease.state for lease in known.leases] == [
         lease_pb2.SLOT_STATE_CORDONED,
         lease_pb2.SLOT_STATE_UNHEALTHY,

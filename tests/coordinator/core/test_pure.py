@@ -132,9 +132,11 @@ def test_only_a_newer_load_is_applied_also_across_reconnects() -> None:
 def test_what_a_command_took_is_not_free_before_the_next_load() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
-    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]))
+    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]), ["w-1"])
     assert (known.free_gpu_uuids, known.open_gpus) == (["GPU-b"], 1)
-    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], claimed_gpu_uuids=["GPU-b"]))
+    registry.apply_result(
+        known, CommandResult(released_gpu_uuids=["GPU-a"], claimed_gpu_uuids=["GPU-b"]), ["w-1"]
+    )
     assert known.free_gpu_uuids == ["GPU-a"]
 
 
@@ -145,18 +147,29 @@ def test_watchers_get_the_load_after_a_result_that_gave_gpus_up() -> None:
     leased = GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED, lease_id="l-1", workload_id="w-1")
     free = GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_FREE)
     assert registry.apply_load(known, WorkerLoad(sequence=1, gpu_leases=[leased]))
-    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"]))
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"]), ["w-1"])
     assert registry.apply_load(known, WorkerLoad(sequence=2, gpu_leases=[free]))
     assert not registry.apply_load(known, WorkerLoad(sequence=3, gpu_leases=[free]))
-    registry.apply_result(known, CommandResult())
+    registry.apply_result(known, CommandResult(), ["w-1"])
     assert not registry.apply_load(known, WorkerLoad(sequence=4, gpu_leases=[free]))
+
+
+def test_a_result_after_a_newer_load_frees_no_gpu_of_another_workload() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    leased = GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED, lease_id="l-2", workload_id="w-2")
+    registry.apply_load(known, WorkerLoad(sequence=1, gpu_leases=[leased]))
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"]), ["w-1"])
+    assert (known.free_gpu_uuids, known.leases[0].workload_id) == ([], "w-2")
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"]), ["w-1", "w-2"])
+    assert known.free_gpu_uuids == ["GPU-a"]
 
 
 def test_what_a_suspend_holds_is_not_free_before_the_next_load() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
-    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]))
-    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], hold_id="c-1"))
+    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]), ["w-1"])
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], hold_id="c-1"), ["w-1"])
     assert known.free_gpu_uuids == ["GPU-b"]
 
 

@@ -17,6 +17,7 @@ from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.host.clock_offset import ClockOffset
+from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.leases import CORDONED, FREE
 from leasehold_worker.metrics import GAUGES
 from leasehold_worker.session.renewal import Renewal
@@ -123,6 +124,7 @@ class WorkerGauges:
             MemberState.Name(member.state).removeprefix("MEMBER_STATE_")
             for workload in living
             for member in workload.members
+            if is_alive(member.identity)  # a killed member stays listed until the next operation
         )
         yield from _counts("leasehold_worker_workloads", WORKLOAD_STATES, states)
         yield from _counts("leasehold_worker_members", MEMBER_STATES, members)

@@ -51,8 +51,6 @@ class Size(IntegerType):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parses the size."""
-        if isinstance(value, int):
-            return value
         try:
             return parse_size(str(value))
         except ValueError as error:

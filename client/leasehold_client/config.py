@@ -80,7 +80,10 @@ def credentials_directory() -> Path:
 
 
 def default_coordinator() -> str:
-    """The socket of this user's coordinator, or of the host's, if it answers, or else the default port."""
+    """The socket of this user's coordinator, or of the host's, if it answers, or else the default port.
+
+    Without credentials for the port, the host's socket is meant too while its coordinator restarts.
+    """
     paths = [SYSTEM_SOCKET]
     with suppress(UsageError):  # no home directory
         paths.insert(0, state_directory() / "coordinator.sock")
@@ -90,6 +93,9 @@ def default_coordinator() -> str:
         except OSError:
             continue
         return f"{UNIX_SCHEME}{path}"
+    with suppress(UsageError):  # no home directory
+        if SYSTEM_SOCKET.parent.is_dir() and not (credentials_directory() / "ca.pem").exists():
+            return f"{UNIX_SCHEME}{SYSTEM_SOCKET}"
     return DEFAULT_COORDINATOR
 
 

@@ -50,7 +50,8 @@ class AsyncAccessChanges(AsyncReader):
             users: As for :meth:`grant`.
         """
         request = access_service_pb2.RevokeRequest(binding=_binding(role, identity, users))
-        await self._connection.read(self._access.Revoke, request)
+        # A repeated call would not find the binding.
+        await self._connection.change(self._access.Revoke, request)
 
 
 def _binding(role: str, identity: str, users: str) -> RoleBinding:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast, final
 import grpc
 
 from leasehold_client.aio.caller_channel import CallerChannel
-from leasehold_client.aio.retry import repeat
+from leasehold_client.aio.retry import is_unsent, repeat
 from leasehold_client.coordinator.connection import (
     CALL_TIMEOUT_S,
     CLOSED,
@@ -96,6 +96,15 @@ class AsyncConnection:
     ) -> Response:
         """Makes an idempotent call, and repeats the call while its errors are transient."""
         return await repeat(partial(self.once, method, request, timeout_s), self._on_wait)
+
+    async def change(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        """Makes a call that is not idempotent, and repeats the call only if it has reached no coordinator."""
+        return await repeat(partial(self.once, method, request, timeout_s), self._on_wait, is_unsent)
 
     async def create(
         self,

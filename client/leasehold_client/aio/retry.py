@@ -58,14 +58,22 @@ def back_off_s(error: LeaseholdError, failures: int) -> float:
     return (wait_s if error.retry_after_s is None else error.retry_after_s) * random.uniform(0.5, 1.5)
 
 
+def is_unsent(error: LeaseholdError) -> bool:
+    """Whether the error is transient, and the change of the request can't have been made."""
+    return is_transient(error) and not (isinstance(error, NoCoordinatorError) and error.is_sent)
+
+
 async def repeat(
-    call: Callable[[], Awaitable[Response]], on_wait: Callable[[LeaseholdError], None] = lambda error: None
+    call: Callable[[], Awaitable[Response]],
+    on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+    may_repeat: Callable[[LeaseholdError], bool] = is_transient,
 ) -> Response:
     """Makes a call, and repeats it while its errors are transient.
 
     Args:
-        call: An idempotent call: it only reads, or its request has a request_id.
+        call: A call. It only reads, or its request has a request_id, or ``may_repeat`` is :func:`is_unsent`.
         on_wait: Called before each wait, with the error that is waited out.
+        may_repeat: Whether the call is repeated after this error.
 
     Raises:
         LeaseholdError: Any other error, at once. A transient error, if the limit of :func:`retry_limit_s` is
@@ -80,7 +88,7 @@ async def repeat(
         except LeaseholdError as error:
             if isinstance(error, NoCoordinatorError):
                 is_sent = error.is_sent = is_sent or error.is_sent
-            if not is_transient(error):
+            if not may_repeat(error):
                 raise
             wait_s = back_off_s(error, failures)
             if time.monotonic() + wait_s >= began + retry_limit_s(error):

@@ -12,7 +12,9 @@ from leasehold.v1.fleet_service_pb2 import DeleteWorkerResponse
 
 from leasehold_client.aio.connection import CALL_TIMEOUT_S
 from leasehold_client.aio.watcher import AsyncWatcher
+from leasehold_client.coordinator.connection import maybe_stored
 from leasehold_client.coordinator.request_options import RequestOptions
+from leasehold_client.errors import NoCoordinatorError
 from leasehold_client.messages import duration, suspend_operation
 
 
@@ -53,7 +55,11 @@ class AsyncWorkerChanges(AsyncWatcher):
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
         )
-        return await self._connection.create(self._workloads.SuspendWorker, request)
+        # A repeated call would find other workloads: those that the first one has left.
+        try:
+            return await self._connection.change(self._workloads.SuspendWorker, request)
+        except NoCoordinatorError as error:
+            raise maybe_stored(error) from None
 
     async def delete_checkpoints(
         self,

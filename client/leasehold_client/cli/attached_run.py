@@ -32,6 +32,8 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 REMOVE_TIMEOUT_S: Final = 10.0
 REMOVE_INTERVAL_S: Final = 0.1
+BUSY_INTERVAL_S: Final = 1.0
+"""Time between two attempts to stop a workload that has another command."""
 
 SIGNAL_EXIT: Final = 128
 """A shell adds this number to that of the signal that ended a program."""
@@ -43,7 +45,7 @@ def attach(
     """Waits for the start of a workload, prints its output until its end, and exits with its program's code.
 
     The first Ctrl-C or SIGTERM stops the workload, which gets SIGTERM, and SIGKILL after 10 s. During the
-    start, it cancels the start. The second one ends this process at once, and the stop continues.
+    start, it cancels the start. The second one ends this process at once, and a stored stop continues.
 
     Args:
         client: The client.
@@ -148,6 +150,8 @@ class _Interrupts:
         self._has_started = False
         self._has_left = False
         self._is_stop_made = False
+        self._is_refused = False
+        """Whether the stop waits for another command of the workload."""
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -169,7 +173,8 @@ class _Interrupts:
         name = self._workload.name
         if self.is_stopping:
             self._has_left = True
-            echo_error(f"leasehold: left; `leasehold get workloads {name}` shows its state")
+            undone = "nothing was stopped: " if self._is_refused else ""
+            echo_error(f"leasehold: left; {undone}`leasehold get workloads {name}` shows its state")
             raise ProgramExit(EXIT_INTERRUPTED)
         self.is_stopping = True
         if self._has_started:
@@ -193,11 +198,21 @@ class _Interrupts:
             self._tell(error)
 
     def _stop(self) -> None:
-        try:
-            self._client.stop(self._workload.workload_id)
-        except LeaseholdError as error:
-            if error.reason != "WRONG_STATE":  # it has just ended
-                self._tell(error)
+        """Stops the workload, once its other commands have ended."""
+        while True:
+            try:
+                self._client.stop(self._workload.workload_id)
+                self._is_refused = False
+                return
+            except LeaseholdError as error:
+                if error.reason != "WORKLOAD_BUSY":
+                    if error.reason != "WRONG_STATE":  # it has just ended
+                        self._tell(error)
+                    return
+                if not self._is_refused:
+                    self._is_refused = True
+                    self._tell(LeaseholdError(f"the stop waits: {error.message}"))
+            time.sleep(BUSY_INTERVAL_S)
 
     def _tell(self, error: LeaseholdError) -> None:
         if not self._has_left:

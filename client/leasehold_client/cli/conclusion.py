@@ -1,5 +1,6 @@
 """The end of a verb: waits for the command, prints the outcome and exits with its code."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from leasehold_client.cli.lookups import (
     preempted_if_known,
     with_short_names,
 )
-from leasehold_client.cli.verb import READY_LIMIT_S, CommandOptions
+from leasehold_client.cli.verb import CommandOptions
 from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display import standard_output
@@ -40,6 +41,9 @@ from leasehold_client.messages import command_state, operation_name, reason_name
 
 ATTEMPTS: Final = 8
 """Attempts of a command that is rejected as NOT_READY. A remap may wait for several workloads in turn."""
+
+Stop = NoCoordinatorError | KeyboardInterrupt
+"""What ends the wait for several commands: an outage, or Ctrl-C."""
 
 LAST_LOOK_S: Final = 0.5
 """Shortest wait for a command after other commands have used up the time for all."""
@@ -72,9 +76,11 @@ def conclude(
             if has_ended(command.state):  # the wait was for the readiness
                 interrupted(f"{operation_name(command)} did not begin, since a workload is not ready")
             interrupted(_remainder([command]))
-        except LeaseholdError:
+        except LeaseholdError as error:
             if options.is_document and has_ended(command.state):  # the wait was for the readiness
                 echo_message(command, options.output)
+            if isinstance(error, NoCoordinatorError) and (left := _remainder([command])):
+                error.message += f"; {left}"
             raise
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if options.is_document:
@@ -82,7 +88,8 @@ def conclude(
     elif not options.wait:
         _echo_stored(command, workload, options)
     elif succeeded and options.is_told:
-        echo_outcome(command, workload, gpus_if_known(client), preempted_if_known(client, command))
+        ids = list(command.result.preempted_workload_ids)
+        echo_outcome(command, workload, gpus_if_known(client), preempted_if_known(client, ids))
     if options.wait and not succeeded:
         places = gpu_places(gpus_if_known(client))
         _fail([with_places(line, places) for line in failure_lines(command)])
@@ -110,11 +117,10 @@ def _attempts(
         yield command
 
 
-def conclude_ready(client: Client, workload: Workload, options: CommandOptions) -> None:
+def conclude_ready(client: Client, workload: Workload, options: CommandOptions, limit_s: float) -> None:
     """Waits until a started workload is ready, and prints that it is ready."""
-    limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s
     try:
-        client.wait_workload(workload.workload_id, timeout_s=limit_s)
+        client.wait_workload(workload.workload_id, timeout_s=max(0.0, limit_s))
     except KeyboardInterrupt:
         interrupted(f"{workload.name} continues: `leasehold get workloads` shows its state")
     if options.is_told:
@@ -144,7 +150,7 @@ def conclude_all(
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
     Exits with 1 if any command is refused or fails, else with 4 if the wait for any command timed out. Ctrl-C
-    ends the wait: the outcomes so far are printed, and the open commands are named.
+    and an outage end it: the outcomes so far are printed, and the open commands are named.
 
     Args:
         client: The client.
@@ -156,14 +162,19 @@ def conclude_all(
 
     Raises:
         NoCoordinatorError: No coordinator answers. Commands that were created continue.
+        KeyboardInterrupt: Ctrl-C came before any command was created.
     """
     errors: list[LeaseholdError] = []
     created: list[tuple[str, Command, Callable[[], Command] | None]] = []
+    stop: Stop | None = None
     for label, create in creations:
         try:
             created.append((label, create(), create if may_retry else None))
-        except NoCoordinatorError:
-            raise
+        except (NoCoordinatorError, KeyboardInterrupt) as why:
+            if not created:
+                raise
+            stop = why
+            break
         except LeaseholdError as error:
             error.message = _about(label, error.message)
             if len(creations) == 1 and not is_search:
@@ -171,32 +182,34 @@ def conclude_all(
             errors.append(error)
     commands = [(label, command) for label, command, _ in created]
     failures: dict[str, LeaseholdError] = {}
-    is_interrupted = False
-    if options.wait:
-        commands, is_interrupted = _wait_for_all(client, created, options, failures)
+    if options.wait and stop is None:
+        commands, stop = _wait_for_all(client, created, options, failures)
+    has_answer = not isinstance(stop, NoCoordinatorError)
     errors += failures.values()
     is_list = is_search or len(creations) > 1
     if options.is_document and (commands or is_search):
         printed = [to_dict(command) for _, command in commands]
         echo_document({"commands": printed} if is_list else printed[0], options.output)
     has_failed = False
-    gpus = gpus_if_known(client) if commands and options.is_told and options.wait else []
+    gpus = gpus_if_known(client) if commands and options.is_told and options.wait and has_answer else []
     for label, command in commands:
         if command.command_id in failures:
             continue
         if command.state == COMMAND_STATE_SUCCEEDED:
             if options.is_told:
-                echo_outcome(command, label, gpus, preempted_if_known(client, command))
+                ids = list(command.result.preempted_workload_ids)
+                echo_outcome(command, label, gpus, preempted_if_known(client, ids) if has_answer else ids)
         elif has_ended(command.state):
             has_failed = True
             first, *others = failure_lines(command)
-            _echo_failure([with_short_names(client, line) for line in (f"{label}: {first}", *others)])
+            lines = (f"{label}: {first}", *others)
+            _echo_failure([with_short_names(client, line) if has_answer else line for line in lines])
         elif not options.wait and not options.is_document:
             _echo_stored(command, label, options)
     for refusal in errors:
-        echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
-    if is_interrupted:
-        interrupted(_remainder(command for _, command in commands))
+        message = with_short_names(client, refusal.message) if has_answer else refusal.message
+        echo_error(error_line(message, refusal.reason))
+    _leave(stop, commands)
     if has_failed or not all(isinstance(refusal, WaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
@@ -218,7 +231,8 @@ def conclude_targets(
 
 def _about(label: str, message: str) -> str:
     """A message that names its target."""
-    return message if label in message else f"{label}: {message}"
+    is_named = re.search(rf"(?<![\w.-]){re.escape(label)}(?![\w-])", message)
+    return message if is_named else f"{label}: {message}"
 
 
 def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, options: CommandOptions) -> None:
@@ -290,9 +304,10 @@ def conclude_cancel(
         is_list: Whether several commands were named. In JSON, they are ``{"commands": […]}``.
     """
     failures: dict[str, LeaseholdError] = {}
-    ended, is_interrupted = [(command.command_id, command) for command in commands], False
+    stop: Stop | None = None
+    ended = [(command.command_id, command) for command in commands]
     if options.wait:
-        ended, is_interrupted = _wait_for_all(
+        ended, stop = _wait_for_all(
             client, [(command.command_id, command, None) for command in commands], options, failures
         )
     if options.is_document:
@@ -302,7 +317,7 @@ def conclude_cancel(
     for _, command in ended:
         what = f"{command.command_id}: {operation_name(command)}"
         if not has_ended(command.state):
-            if command.command_id in failures or is_interrupted:
+            if command.command_id in failures or stop is not None:
                 continue
             if options.is_told:
                 standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
@@ -323,8 +338,7 @@ def conclude_cancel(
         if isinstance(failure, WaitTimeoutError):
             failure.message += "; its cancellation is stored, and waits for its worker"
         echo_error(error_line(with_short_names(client, failure.message), failure.reason))
-    if is_interrupted:
-        interrupted(_remainder(command for _, command in ended))
+    _leave(stop, ended)
     if is_uncancelled or not all(isinstance(failure, WaitTimeoutError) for failure in failures.values()):
         sys.exit(EXIT_FAILED)
     if failures:
@@ -353,8 +367,8 @@ def _wait_for_all(
     created: Sequence[tuple[str, Command, Callable[[], Command] | None]],
     options: CommandOptions,
     failures: dict[str, LeaseholdError],
-) -> tuple[list[tuple[str, Command]], bool]:
-    """The commands at their end, or at the end of the wait, and whether Ctrl-C ended the wait.
+) -> tuple[list[tuple[str, Command]], Stop | None]:
+    """The commands at their end, or at the end of the wait, and the outage or Ctrl-C that ended the wait.
 
     A failed wait is added to ``failures`` by the id of its command: a timeout, or no readiness.
     """
@@ -370,17 +384,29 @@ def _wait_for_all(
             if again is not None or not has_ended(command.state):
                 for attempt in _attempts(client, command, limited, again):
                     latest = attempt
-        except KeyboardInterrupt:
+        except (NoCoordinatorError, KeyboardInterrupt) as why:
             rest = [(label, latest), *((label, command) for label, command, _ in created[number + 1 :])]
-            return [*ended, *_looked_at(client, rest)], True
-        except NoCoordinatorError:
-            raise
+            return [*ended, *(_looked_at(client, rest) if isinstance(why, KeyboardInterrupt) else rest)], why
         except LeaseholdError as error:
             latest = error.command if isinstance(error, CommandWaitTimeoutError) else latest
             error.message = _about(label, error.message)
             failures[latest.command_id] = error
         ended.append((label, latest))
-    return ended, False
+    return ended, None
+
+
+def _leave(stop: Stop | None, commands: Sequence[tuple[str, Command]]) -> None:
+    """Names the open commands and exits, if an outage or Ctrl-C ended the wait for them.
+
+    Raises:
+        NoCoordinatorError: No coordinator answers.
+    """
+    left = _remainder(command for _, command in commands)
+    if isinstance(stop, NoCoordinatorError):
+        stop.message += f"; {left}" if left else ""
+        raise stop
+    if stop is not None:
+        interrupted(left)
 
 
 def _looked_at(client: Client, commands: Sequence[tuple[str, Command]]) -> Iterator[tuple[str, Command]]:
@@ -416,5 +442,3 @@ def _wait(client: Client, command: Command, wait_s: float | None, options: Comma
         if options.is_document:
             echo_message(error.command, options.output)
         raise
-    except NoCoordinatorError as error:
-        raise NoCoordinatorError(f"{error.message}; {_remainder([command])}") from None

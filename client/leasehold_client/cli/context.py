@@ -100,17 +100,19 @@ def export(name: str, directory: Path) -> None:
     """
     from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
 
-    chosen = RenewedContext(read_contexts().get(name)).present()
-    context_credentials(chosen)  # refuses damaged ones
-    parts = {"ca.pem": chosen.authorities, "client.key": chosen.key, "client.pem": chosen.certificate}
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        for file, text in parts.items():
-            replace_file(directory / file, text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"PEM files can't be written to {directory}: {error.strerror}; name a directory of yours"
-        ) from error
+    RenewedContext(read_contexts().get(name)).present()
+    with locked_contexts():  # another export waits
+        chosen = read_contexts().get(name)
+        context_credentials(chosen)  # refuses damaged ones
+        parts = {"ca.pem": chosen.authorities, "client.key": chosen.key, "client.pem": chosen.certificate}
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for file, text in parts.items():
+                replace_file(directory / file, text.encode())
+        except OSError as error:
+            raise UsageError(
+                f"PEM files can't be written to {directory}: {error.strerror}; name a directory of yours"
+            ) from error
     expiry = span_text(chosen.expire_s - time.time())
     echo(f"{name}: wrote {', '.join(parts)} to {directory}; the certificate expires in {expiry}")
 

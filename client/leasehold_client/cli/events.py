@@ -86,7 +86,7 @@ def events(
         earlier = both(earlier, f"time >= {begin}")
     watch = partial(client.watch_events, workload=workload or "", worker=worker, filter=filter_text)
     shown: deque[str] = deque(maxlen=TAIL_LIMIT)
-    newest = datetime.now(UTC)
+    newest: datetime | None = None  # by the coordinator's clock
     try:
         while True:
             try:
@@ -96,6 +96,10 @@ def events(
                 listed = client.events(workload or "", tail, filter=earlier) if tail else []
                 if worker and tail and not listed:
                     client.worker(worker)  # refuses a name that no worker has
+                if follow and not listed and newest is None:
+                    for last in client.events(limit=1):
+                        newest = last.time.ToDatetime(UTC)
+                        shown.append(last.event_id)
                 later = (response.event for response in new or () if response.HasField("event"))
                 for event in chain(reversed(listed), later):
                     newest = event.time.ToDatetime(UTC)
@@ -107,7 +111,9 @@ def events(
                 return
             except LeaseholdError as error:
                 wait_missed(error)  # the list has what happened meanwhile
-            tail, earlier = TAIL_LIMIT, both(both(filter_text, of_worker), f"time >= {newest.isoformat()}")
+            tail, earlier = TAIL_LIMIT, both(filter_text, of_worker)
+            if newest is not None:
+                earlier = both(earlier, f"time >= {newest.isoformat()}")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
 

@@ -36,8 +36,12 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
     if name and kind not in ("workloads", "events"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
     shown = _Shown(bool(filter_text))
+    is_again = False
     while True:
         try:
+            if is_again and output != "table" and not echo_lines(_document_text({"reset": {}}, output)):
+                return
+            is_again = True
             for response in _responses(client, kind, name or "", filter_text):
                 text = _text(shown, response, kind, output)
                 if text and not echo_lines(text):
@@ -74,7 +78,7 @@ class _Shown:
 
     Attributes:
         is_filtered: Whether the watch has a filter.
-        names: With a filter, the names of printed entries by id.
+        names: The names of printed entries by id, unless the name is the id.
         workers: Workers by id, for the contact of GPUs.
     """
 
@@ -87,7 +91,7 @@ def _text(shown: _Shown, response: Message, kind: str, output: str) -> str:
     """A change as text. Empty: nothing to print."""
     change = response.WhichOneof("change") or "bookmark"
     if kind == "gpus" and "worker" in change:
-        return _contact_text(shown, response, change) if output == "table" else ""
+        return _contact_text(shown, response, change, output)
     if change == "bookmark" or (kind == "workers" and "gpu" in change):
         return ""
     name = _known_name(shown, response, change)
@@ -95,11 +99,22 @@ def _text(shown: _Shown, response: Message, kind: str, output: str) -> str:
         return ""
     if output == "table":
         return _line(shown, response, change, name)
+    return _change_text(response, change, output)
+
+
+def _change_text(response: Message, change: str, output: str) -> str:
+    """A change as a document."""
+    from leasehold_client.display.documents import to_dict
+
+    return _document_text({change: to_dict(response)[change]}, output)
+
+
+def _document_text(document: dict[str, object], output: str) -> str:
+    """A document of a stream: one line of JSON, or YAML after its separator."""
     import json
 
-    from leasehold_client.display.documents import document_text, to_dict
+    from leasehold_client.display.documents import document_text
 
-    document = {change: to_dict(response)[change]}
     return json.dumps(document) if output == "json" else f"---\n{document_text(document, output)}"
 
 
@@ -123,14 +138,17 @@ def _known_name(shown: _Shown, response: Message, change: str) -> str:
         case "event":
             return str(value.event_id)
         case _:
-            return shown.names.pop(value, "") if shown.is_filtered else str(value)
-    if shown.is_filtered:
+            return shown.names.pop(value, "" if shown.is_filtered else str(value))
+    if shown.is_filtered or name != identifier:
         shown.names[identifier] = name
     return str(name)
 
 
-def _contact_text(shown: _Shown, response: Message, change: str) -> str:
-    """A line about a worker whose state changed since its last one, in a watch of GPUs."""
+def _contact_text(shown: _Shown, response: Message, change: str, output: str) -> str:
+    """A worker whose state changed since its last one, in a watch of GPUs: a line, or a document.
+
+    A document comes for the first state too, since those of GPUs have no contact.
+    """
     from leasehold_client.display.fleet_tables import worker_state
     from leasehold_client.display.terminal_text import one_line
 
@@ -140,8 +158,11 @@ def _contact_text(shown: _Shown, response: Message, change: str) -> str:
         return ""
     known = shown.workers.get(value.worker_id)
     shown.workers[value.worker_id] = value
-    is_changed = known is not None and known.state != value.state
-    return one_line(f"{value.name} {worker_state(value)}") if is_changed else ""
+    if known is not None and known.state == value.state:
+        return ""
+    if output != "table":
+        return _change_text(response, change, output)
+    return "" if known is None else one_line(f"{value.name} {worker_state(value)}")
 
 
 def _line(shown: _Shown, response: Message, change: str, name: str) -> str:

@@ -11,7 +11,6 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.checkpoint_pb2 import Checkpoint
-    from leasehold.v1.command_pb2 import Command
     from leasehold.v1.plan_pb2 import Plan
     from leasehold.v1.worker_pb2 import FleetGpu
 
@@ -93,9 +92,8 @@ def gpus_if_known(client: Client) -> list[FleetGpu]:
         return []
 
 
-def preempted_if_known(client: Client, command: Command) -> list[str]:
+def preempted_if_known(client: Client, ids: list[str]) -> list[str]:
     """Names of the workloads that a command suspended first. Ids, if the coordinator does not answer."""
-    ids = list(command.result.preempted_workload_ids)
     try:
         return [client.workload(workload_id).name for workload_id in ids]
     except LeaseholdError:

@@ -36,8 +36,6 @@ class Cores(IntegerType):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parses the number."""
-        if isinstance(value, int):
-            return value
         text = str(value)
         try:
             cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)

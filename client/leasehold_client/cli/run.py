@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from leasehold_client.cli.names import complete_gpus, complete_workers
 from leasehold_client.cli.parameter_types import Number
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import (
+    READY_LIMIT_S,
     CommandOptions,
     command_options,
     hold_option,
@@ -192,11 +194,13 @@ def run(
         from leasehold_client.cli.attached_run import attach as attach_to
 
         attach_to(client, workload, command, options, remove=remove)
+    began = time.monotonic()
     conclude(client, command, workload.name, options)
     if options.quiet and options.wait:
         echo(workload.workload_id)
     if wait_ready:
-        conclude_ready(client, workload, options)
+        limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s - (time.monotonic() - began)
+        conclude_ready(client, workload, options, limit_s)
 
 
 def _assignments(texts: Sequence[str], kind: str, form: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,9 @@ def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Call
     """Names each workload, with a function that returns its command or raises its refusal."""
     from leasehold_client.messages import reason_name
 
-    names = {workload.workload_id: workload.name for workload in client.workloads()}
+    names: dict[str, str] = {}
+    with suppress(LeaseholdError):  # the commands are stored all the same
+        names = {workload.workload_id: workload.name for workload in client.workloads()}
 
     def refuse(refusal: WorkloadRefusal) -> Command:
         error = refusal.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -100,7 +100,7 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     code is 1 if a workload ends before the condition holds, or if a search finds no workload.
     """
     from leasehold_client.coordinator.workload_watch import STATES
-    from leasehold_client.display.documents import echo_document, echo_message, to_dict
+    from leasehold_client.display.documents import echo_message
     from leasehold_client.messages import workload_state
 
     if condition not in ("ready", "ended", *STATES):
@@ -112,6 +112,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         _require_ended(client, selection, condition)
     elif selection.selector or selection.filter_text:
         _tell_failed(client, selection, {label for label, _ in chosen})
+    if len(selection.names) > 1:  # an unknown name is refused now, and a name that is used again has a new id
+        chosen = [(label, client.workload(name).workload_id) for label, name in chosen]
     for place, (label, name) in enumerate(chosen, 1):
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
         try:
@@ -120,6 +122,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
             error.message = error.message.replace(name, label)  # a search has ids
             if left := name_list([label for label, _ in chosen[place:]]):
                 error.message += f"; not looked at: {left}"
+            if found:
+                _echo_documents(found, output)
             raise
         except KeyboardInterrupt:
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")
@@ -127,7 +131,15 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
             echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
     if output != "table" and len(chosen) == 1 and not selection.is_search:
         echo_message(found[0], output)
-    elif output != "table":
+    else:
+        _echo_documents(found, output)
+
+
+def _echo_documents(found: Sequence[Workload], output: str) -> None:
+    """Prints workloads as one document. A table was printed meanwhile."""
+    from leasehold_client.display.documents import echo_document, to_dict
+
+    if output != "table":
         echo_document({"workloads": [to_dict(one) for one in found]}, output)
 
 

@@ -51,7 +51,8 @@ class AccessChanges(Reader):
             users: As for :meth:`grant`.
         """
         request = access_service_pb2.RevokeRequest(binding=_binding(role, identity, users))
-        self._connection.read(self._access.Revoke, request)
+        # A repeated call would not find the binding.
+        self._connection.change(self._access.Revoke, request)
 
 
 def _binding(role: str, identity: str, users: str) -> RoleBinding:

@@ -16,7 +16,7 @@ from leasehold_client.contexts import Context, environment_context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
-from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
+from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, is_unsent, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
 from leasehold_client.coordinator.trace_interceptor import traced
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, decode_error
@@ -131,6 +131,15 @@ class Connection:
     ) -> Response:
         """Makes an idempotent call, and repeats the call while its errors are transient."""
         return repeat(partial(self.once, method, request, timeout_s), self._on_wait)
+
+    def change(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        """Makes a call that is not idempotent, and repeats the call only if it has reached no coordinator."""
+        return repeat(partial(self.once, method, request, timeout_s), self._on_wait, is_unsent)
 
     def create(
         self,

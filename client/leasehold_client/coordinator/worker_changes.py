@@ -11,9 +11,10 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerResponse
 
-from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
+from leasehold_client.coordinator.connection import CALL_TIMEOUT_S, maybe_stored
 from leasehold_client.coordinator.request_options import RequestOptions
 from leasehold_client.coordinator.watcher import Watcher
+from leasehold_client.errors import NoCoordinatorError
 from leasehold_client.messages import duration, suspend_operation
 
 
@@ -54,7 +55,11 @@ class WorkerChanges(Watcher):
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
         )
-        return self._connection.create(self._workloads.SuspendWorker, request)
+        # A repeated call would find other workloads: those that the first one has left.
+        try:
+            return self._connection.change(self._workloads.SuspendWorker, request)
+        except NoCoordinatorError as error:
+            raise maybe_stored(error) from None
 
     def delete_checkpoints(
         self,

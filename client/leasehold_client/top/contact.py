@@ -17,13 +17,13 @@ class Contact:
     Attributes:
         clock: Seconds of a monotonic clock.
         lost_since: Time at which calls began to fail. None: the last call was answered.
-        refusal: Why the coordinator refuses to show the fleet. Empty: it does not.
+        refusals: Why the coordinator refuses to show a part of the fleet, by the watch of the part.
         caller: The caller's identity and role, as last told.
     """
 
     clock: Callable[[], float]
     lost_since: float | None = None
-    refusal: str = ""
+    refusals: dict[str, str] = field(default_factory=dict)
     caller: WhoAmIResponse = field(default_factory=WhoAmIResponse)
 
     def failed(self, error: LeaseholdError) -> None:
@@ -37,6 +37,11 @@ class Contact:
         self.lost_since = None
         self.caller = caller
         return was_away
+
+    @property
+    def refusal(self) -> str:
+        """Why the coordinator refuses to show the fleet, or a part of it. Empty: it does not."""
+        return next(iter(self.refusals.values()), "")
 
     @property
     def role(self) -> str:

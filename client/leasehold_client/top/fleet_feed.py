@@ -63,7 +63,7 @@ class FleetFeed:
                         group.create_task(follow())
                     group.create_task(self._beat())
             except* _OutageEndedError:
-                self._contact.refusal = ""
+                self._contact.refusals.clear()
 
     async def _follow_fleet(self) -> None:
         await self._follow(self._model.begin_fleet, self._model.fold_fleet, self._client.watch_fleet)
@@ -83,19 +83,20 @@ class FleetFeed:
         watch: Callable[[], AsyncGenerator[Response]],
     ) -> None:
         """Follows a watch. It begins again with a snapshot whenever it ends."""
+        refusals = self._contact.refusals
         while True:
             begin()
             try:
                 async with aclosing(watch()) as responses:
                     async for response in responses:
                         fold(response)
-                        self._contact.refusal = ""
+                        refusals.pop(watch.__name__, None)
             except LeaseholdError as error:
                 self._contact.failed(error)
                 if error.reason == "INVALID_TOKEN":
                     continue
                 if not is_outage(error):
-                    self._contact.refusal = error.message
+                    refusals[watch.__name__] = error.message
             await asyncio.sleep(REFUSED_S)
 
     async def _beat(self) -> None:

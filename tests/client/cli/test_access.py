@@ -37,6 +37,15 @@ def test_a_role_is_granted_and_revoked(leasehold: CommandLine, scripted: Scripte
     assert revoked.binding == RoleBinding(identity="user/ann", role=access_service_pb2.ROLE_OPERATOR)
 
 
+@pytest.mark.usefixtures("short_outages")
+def test_a_revocation_that_may_be_made_is_not_repeated(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.answers["Revoke"] = lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+    assert leasehold("access", "revoke", "operator", "user/ann").code == 3
+    assert len(scripted.asked(RevokeRequest)) == 1
+
+
 @pytest.mark.parametrize("verb", ["grant", "revoke"])
 def test_users_are_for_on_behalf_of_only(
     leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str

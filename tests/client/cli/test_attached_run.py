@@ -188,6 +188,40 @@ def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
     assert [request.workload for request in program.asked(StopWorkloadRequest)] == ["id-of-one"]
 
 
+def test_a_stop_waits_for_another_command_of_the_workload(
+    program: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    left = threading.Event()
+
+    def read(
+        request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[ReadWorkloadOutputResponse]:
+        yield ReadWorkloadOutputResponse(data=b"up\n", next_offset=3)
+        left.wait(TIMEOUT_S)
+
+    def stop(request: StopWorkloadRequest, context: grpc.ServicerContext) -> StopWorkloadResponse:
+        if len(program.asked(StopWorkloadRequest)) == 1:
+            refuse(context, grpc.StatusCode.ABORTED, "WORKLOAD_BUSY", "a checkpoint has not ended")
+        left.set()
+        return StopWorkloadResponse(command=command(PENDING))
+
+    program.answers |= {"ReadWorkloadOutput": read, "StopWorkload": stop}
+    program.answers["WatchWorkloads"] = lambda request, context: iter(
+        [WatchWorkloadsResponse(workload=ended(signal_number=15))]
+    )
+    with attached(program, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 143
+    assert stderr.splitlines() == [
+        "leasehold: stopping one, which is killed after 10 s; Ctrl-C again leaves now",
+        "leasehold: the stop waits: a checkpoint has not ended",
+    ]
+    assert len(program.asked(StopWorkloadRequest)) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("end", [command_pb2.COMMAND_STATE_CANCELLED, SUCCEEDED, None])
 def test_a_signal_during_the_start_cancels_it(

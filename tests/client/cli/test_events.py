@@ -87,6 +87,29 @@ def test_the_coordinator_selects(leasehold: CommandLine, eventful: ScriptedCoord
     assert eventful.asked(ListEventsRequest)[-1].filter.endswith("+00:00")
 
 
+def test_without_a_shown_event_a_restart_is_measured_by_the_coordinators_clock(
+    leasehold: CommandLine, eventful: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_watch, "AGAIN_S", 0.0)
+    quiet = WatchEventsResponse(bookmark=Bookmark(snapshot_end=True))
+
+    def restarting(
+        request: WatchEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[WatchEventsResponse]:
+        yield quiet
+        if len(eventful.asked(WatchEventsRequest)) == 1:
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKEN", "too old")
+
+    def listed(request: ListEventsRequest, context: object) -> ListEventsResponse:
+        is_first = len(eventful.asked(ListEventsRequest)) == 1
+        return ListEventsResponse(events=map(event, (3,) if is_first else (4, 3)))
+
+    eventful.answers |= {"WatchEvents": restarting, "ListEvents": listed}
+    done = leasehold("events", "-f", "--tail", "0", "-o", "json")
+    assert [json.loads(line)["event_id"] for line in done.stdout.splitlines()] == ["e-4"]
+    assert eventful.asked(ListEventsRequest)[-1].filter == "time >= 2027-01-15T08:00:03+00:00"
+
+
 def test_a_restart_of_the_coordinator_loses_and_repeats_no_event(
     leasehold: CommandLine, eventful: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

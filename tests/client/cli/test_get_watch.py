@@ -58,7 +58,7 @@ def test_each_change_is_a_line(leasehold: CommandLine, watched: ScriptedCoordina
     gpu, deleted = leasehold("get", "gpus", "-w").stdout.splitlines()
     assert gpu.startswith("alpha/0 ")
     assert deleted == "GPU-1 deleted"
-    assert leasehold("get", "workloads", "-w").stdout == "one RUNNING\nid-of-one deleted\n"
+    assert leasehold("get", "workloads", "-w").stdout == "one RUNNING\none deleted\n"
     assert leasehold("get", "commands", "-w").stdout.startswith("c-1 suspend RUNNING")
     [event] = leasehold("get", "events", "-w").stdout.splitlines()
     assert event.endswith("alpha is in contact")
@@ -143,7 +143,7 @@ def test_gpus_of_a_host_out_of_contact(leasehold: CommandLine, watched: Scripted
         "alpha CONNECTED,cordoned",
     ]
     lines = leasehold("get", "gpus", "--watch", "-o", "json").stdout.splitlines()
-    assert [[*json.loads(line)] for line in lines] == [["gpu"], ["gpu"]]
+    assert [[*json.loads(line)] for line in lines] == [["worker"], ["gpu"], ["worker"], ["gpu"]]
 
 
 @pytest.mark.parametrize("kind", ["workers", "gpus", "workloads", "commands", "events"])
@@ -181,3 +181,6 @@ def test_a_restart_of_the_coordinator_is_followed_by_all_entries_again(
     done = leasehold("get", "workers", "--watch")
     assert done.stdout == 2 * "alpha CONNECTED\nw-1 deleted\n"
     assert (done.code, done.stderr.count("watching again")) == (0, 1)
+    watched.requests.clear()
+    lines = leasehold("get", "workers", "--watch", "-o", "json").stdout.splitlines()
+    assert [[*json.loads(line)] for line in lines].count(["reset"]) == 1

@@ -80,6 +80,18 @@ def test_a_job_file_has_the_values_of_options(
     assert spec.eviction.process_strategy
 
 
+@pytest.mark.parametrize(("cpu", "millicores"), [("2", 2000), ("1.5", 1500), ("'500m'", 500)])
+def test_cores_of_a_job_file_are_those_of_the_option(
+    leasehold: CommandLine, creating: ScriptedCoordinator, tmp_path: Path, cpu: str, millicores: int
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"command = ['x']\ncpu = {cpu}\nmemory = 1024")
+    assert leasehold("run", "-f", str(file)).code == 0
+    [request] = creating.asked(workload_service_pb2.CreateWorkloadRequest)
+    resources = request.spec.resources
+    assert (resources.cpu_millicores, resources.memory_bytes) == (millicores, 1024)
+
+
 def test_options_override_a_job_file(
     leasehold: CommandLine, creating: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -98,11 +110,13 @@ def test_options_override_a_job_file(
     ("text", "match"),
     [
         ("command = ['x']\ngpu_memory = '40 bananas'", "job.toml: gpu_memory: '40 bananas' is not a size"),
+        ("command = ['x']\ncpu = 0", "job.toml: cpu: 0 is not a number of cores"),
+        ("command = ['x']\nmemory = -1", "job.toml: memory: '-1' is not a size"),
         ("command = ['x']\nprefer = 'best'", "job.toml: prefer: 'best' is not one of"),
         ("command = ['x']\npriority = 3000000000", "job.toml: priority: 3000000000 is not in the range"),
         (
             "command = ['x']\nmemory = 9223372036854775808",
-            "775808): give at most 9223372036854775807",
+            "memory: '9223372036854775808' is too large: the maximum is 9223372036854775807",
         ),
         ("command = ['x']\nname = ''", "job.toml: name: the value is empty"),
         ("command = []", "job.toml: command: the list is empty: give a program and its arguments"),

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +26,7 @@ from leasehold.v1.workload_service_pb2 import (
     PlanResponse,
     StopWorkloadRequest,
     StopWorkloadResponse,
+    SuspendWorkerRequest,
     SuspendWorkloadRequest,
     SuspendWorkloadResponse,
 )
@@ -187,6 +189,55 @@ def test_quiet_prints_only_ids(leasehold: CommandLine, fleet: ScriptedCoordinato
     assert leasehold("suspend", "one", "-q").stdout == ""
     assert leasehold("suspend", "one", "-q", "--no-wait").stdout == "c-one\n"
     assert leasehold("suspend", "one", "two", "-q", "--no-wait").stdout == "c-one\nc-two\n"
+
+
+@pytest.mark.usefixtures("short_outages")
+@pytest.mark.parametrize("is_created", [True, False])
+def test_an_outage_tells_the_outcomes_so_far_and_the_open_commands(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, is_created: bool
+) -> None:
+    """It comes while the commands are created, or while they are waited for."""
+    method = "WatchCommand" if is_created else "SuspendWorkload"
+    answer = fleet.answers[method]
+
+    def gone(request: Any, context: grpc.ServicerContext) -> Any:
+        if "two" in str(request):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return answer(request, context)
+
+    fleet.answers[method] = gone
+    done = leasehold("suspend", "one", "two", "four", "-o", "json")
+    names = ["c-two", "c-four"] if is_created else ["c-one"]
+    states = ["SUCCEEDED", "PENDING", "PENDING"] if is_created else ["PENDING"]
+    told = [one["state"] for one in json.loads(done.stdout)["commands"]]
+    assert told == [f"COMMAND_STATE_{state}" for state in states]
+    assert done.code == 3
+    assert f"`leasehold get commands {' '.join(names)}` shows" in done.stderr
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_suspend_of_a_worker_that_may_be_stored_is_not_repeated(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    """The second one would find the workloads that the first one has left."""
+    fleet.answers["SuspendWorker"] = lambda request, context: context.abort(
+        grpc.StatusCode.UNAVAILABLE, "gone"
+    )
+    done = leasehold("suspend", "--worker", "alpha")
+    assert done.code == 3
+    assert "the command may have been stored: `leasehold get commands` shows it" in done.stderr
+    assert len(fleet.asked(SuspendWorkerRequest)) == 1
+
+
+def test_a_line_names_its_workload_also_if_its_name_is_a_part_of_a_word(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    fleet.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE", "none of its processes uses CUDA"
+    )
+    assert leasehold("suspend", "one", "two").stderr.splitlines() == [
+        f"leasehold: {name}: none of its processes uses CUDA (WRONG_STATE)" for name in ("one", "two")
+    ]
 
 
 @pytest.mark.parametrize("is_answered", [True, False])

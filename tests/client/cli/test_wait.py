@@ -18,7 +18,7 @@ from leasehold.v1.workload_service_pb2 import (
 )
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import ScriptedCoordinator, workload
+from tests.client.scripted_coordinator import ScriptedCoordinator, refuse, workload
 
 TIMEOUT_S = 30.0
 RUNNING, SUSPENDED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED
@@ -68,6 +68,19 @@ def test_several_are_waited_for(leasehold: CommandLine, moving: ScriptedCoordina
     document = json.loads(leasehold("wait", "one", "two", "-o", "json").stdout)
     assert len(document["workloads"]) == 2
     assert json.loads(leasehold("wait", "one", "-o", "json").stdout)["name"] == "one"
+
+
+def test_an_unknown_name_is_refused_before_the_first_wait(
+    leasehold: CommandLine, moving: ScriptedCoordinator
+) -> None:
+    find = moving.answers["GetWorkload"]
+    moving.answers["GetWorkload"] = lambda request, context: (
+        refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKLOAD", "no workload is named tarin")
+        if request.workload == "tarin"
+        else find(request, context)
+    )
+    assert "no workload is named tarin" in leasehold("wait", "one", "tarin").stderr
+    assert not moving.asked(WatchWorkloadsRequest)
 
 
 @pytest.mark.parametrize(

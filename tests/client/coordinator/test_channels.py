@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from leasehold_client import config
 from leasehold_client.aio.client import AsyncClient
 from leasehold_client.config import DEFAULT_COORDINATOR, default_coordinator
 from leasehold_client.contexts import Context, Contexts, locked_contexts
@@ -45,6 +46,19 @@ def test_the_socket_comes_first_if_a_coordinator_answers_there(
         listener.listen()
         assert default_coordinator() == f"unix:{path}"
     assert default_coordinator() == DEFAULT_COORDINATOR, "the coordinator was killed"
+
+
+def test_the_hosts_socket_is_meant_while_its_coordinator_restarts(
+    credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "run" / "coordinator.sock"
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", path)
+    assert default_coordinator() == DEFAULT_COORDINATOR
+    path.parent.mkdir()
+    assert default_coordinator() == f"unix:{path}"
+    (credentials / "ca.pem").touch()
+    assert default_coordinator() == DEFAULT_COORDINATOR
 
 
 def test_missing_credentials_are_waited_for_and_named(

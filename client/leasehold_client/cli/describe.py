@@ -98,7 +98,7 @@ def _describe(client: Client, plural: str, name: str) -> None:
             events = client.events(
                 limit=descriptions.SECTION_LIMIT, filter=f"command_id = {quoted(command.command_id)}"
             )
-            _events(events)
+            _events(client, events)
 
 
 def _records(client: Client, of_commands: str, of_events: str) -> None:
@@ -108,13 +108,16 @@ def _records(client: Client, of_commands: str, of_events: str) -> None:
 
     commands = client.commands(descriptions.SECTION_LIMIT, filter=of_commands)
     _section("Commands", record_tables.command_columns(targets_of(client, commands)), commands)
-    _events(client.events(limit=descriptions.SECTION_LIMIT, filter=of_events))
+    _events(client, client.events(limit=descriptions.SECTION_LIMIT, filter=of_events))
 
 
-def _events(events: Iterable[Event]) -> None:
+def _events(client: Client, events: Iterable[Event]) -> None:
+    from leasehold_client.cli.lookups import places_in
     from leasehold_client.display import record_tables
 
-    _section("Events", record_tables.EVENT_COLUMNS, list(events))
+    listed = list(events)
+    columns = record_tables.event_columns(places_in(client, (one.message for one in listed)))
+    _section("Events", columns, listed)
 
 
 def _section(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) -> None:

@@ -16,6 +16,7 @@ from leasehold_client.arguments.selectors import both, quoted
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.get_watch import wait_missed
+from leasehold_client.cli.lookups import with_short_names
 from leasehold_client.cli.names import complete_workers, complete_workloads
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
@@ -106,7 +107,7 @@ def events(
                     if event.event_id in shown:
                         continue
                     shown.append(event.event_id)
-                    if not _echo(event, output):
+                    if not _echo(client, event, output):
                         return
                 return
             except LeaseholdError as error:
@@ -118,7 +119,7 @@ def events(
         sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
 
 
-def _echo(event: Event, output: str) -> bool:
+def _echo(client: Client, event: Event, output: str) -> bool:
     """Prints an event. Returns False if nobody reads any more."""
     if output == "json":
         import json
@@ -137,4 +138,5 @@ def _echo(event: Event, output: str) -> bool:
     from leasehold_client.messages import enum_name, time_text
 
     kind = enum_name(EventKind.Name, event.kind, "EVENT_KIND_").ljust(_LONGEST_KIND)
-    return echo(f"{time_text(event.time)}  {kind}  {safe_cell(one_line(event_text(event)))}")
+    text = with_short_names(client, event_text(event))
+    return echo(f"{time_text(event.time)}  {kind}  {safe_cell(one_line(text))}")

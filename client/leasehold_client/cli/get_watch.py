@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
+from leasehold_client.cli.lookups import with_short_names
 from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -44,6 +45,8 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
             is_again = True
             for response in _responses(client, kind, name or "", filter_text):
                 text = _text(shown, response, kind, output)
+                if kind == "events" and output == "table":
+                    text = with_short_names(client, text)
                 if text and not echo_lines(text):
                     return
             return

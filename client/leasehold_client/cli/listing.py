@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from leasehold_client.arguments.gpu_names import gpu_place, gpu_places, resolve_list
 from leasehold_client.arguments.selectors import both, quoted
-from leasehold_client.cli.lookups import known_checkpoints, known_gpus, worker_names
+from leasehold_client.cli.lookups import known_checkpoints, known_gpus, places_in, worker_names
 from leasehold_client.display import fleet_tables, record_tables
 from leasehold_client.display.tables import Column
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
@@ -102,7 +102,8 @@ def list_kind(client: Client, plural: str, query: Query) -> Listing:
                 lambda name: client.events(name, filter=text, order_by=order), names or [""]
             )
             events = [event for some in found for event in some]
-            return Listing(events, record_tables.EVENT_COLUMNS, _event_id, _event_id, refusals)
+            event_columns = record_tables.event_columns(places_in(client, (one.message for one in events)))
+            return Listing(events, event_columns, _event_id, _event_id, refusals)
         case "audit":
             parts, refusals = _each(lambda name: _audit_entries(client, name, text, order), names or [""])
             entries = [entry for part in parts for entry in part]

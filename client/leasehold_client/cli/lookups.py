@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -77,11 +77,16 @@ def worker_names(client: Client) -> Mapping[str, str]:
 
 def with_short_names(client: Client, text: str) -> str:
     """Replaces the UUIDs of known GPUs, and the ids of their holders, in a text of a daemon by names."""
-    from leasehold_client.arguments.gpu_names import gpu_places, has_ids, with_places
+    from leasehold_client.arguments.gpu_names import with_places
 
-    if not has_ids(text):
-        return text
-    return with_places(text, gpu_places(gpus_if_known(client)))
+    return with_places(text, places_in(client, [text]))
+
+
+def places_in(client: Client, texts: Iterable[str]) -> dict[str, str]:
+    """Short names of the GPUs in texts, and of their holders. Empty if no text has a UUID or an id."""
+    from leasehold_client.arguments.gpu_names import gpu_places, has_ids
+
+    return gpu_places(gpus_if_known(client)) if any(map(has_ids, texts)) else {}
 
 
 def gpus_if_known(client: Client) -> list[FleetGpu]:

@@ -11,6 +11,7 @@ from leasehold.v1.enrolment_service_pb2 import JoinToken
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.event_pb2 import Event, EventKind
 
+from leasehold_client.arguments.gpu_names import with_places
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display.tables import Column
@@ -23,16 +24,23 @@ from leasehold_client.messages import (
     time_text,
 )
 
-EVENT_COLUMNS: Final[Sequence[Column[Event]]] = (
-    Column("AGE", lambda event: age_text(event.time)),
-    Column("TIME", lambda event: time_text(event.time), is_wide=True),
-    Column("KIND", lambda event: enum_name(EventKind.Name, event.kind, "EVENT_KIND_"), drop=1),
-    Column("WORKER", lambda event: event.worker_name or "-", is_wide=True),
-    Column("WORKLOAD", lambda event: event.workload_name or "-", is_wide=True),
-    Column("ACTOR", lambda event: event.actor or "-", is_wide=True),
-    Column("ID", lambda event: event.event_id, is_wide=True),
-    Column("MESSAGE", lambda event: event_text(event), shrinks=True),
-)
+
+def event_columns(places: Mapping[str, str]) -> Sequence[Column[Event]]:
+    """Columns of events.
+
+    Args:
+        places: Short names of GPUs and workloads in messages, by UUID and id.
+    """
+    return (
+        Column("AGE", lambda event: age_text(event.time)),
+        Column("TIME", lambda event: time_text(event.time), is_wide=True),
+        Column("KIND", lambda event: enum_name(EventKind.Name, event.kind, "EVENT_KIND_"), drop=1),
+        Column("WORKER", lambda event: event.worker_name or "-", is_wide=True),
+        Column("WORKLOAD", lambda event: event.workload_name or "-", is_wide=True),
+        Column("ACTOR", lambda event: event.actor or "-", is_wide=True),
+        Column("ID", lambda event: event.event_id, is_wide=True),
+        Column("MESSAGE", lambda event: with_places(event_text(event), places), shrinks=True),
+    )
 
 
 def event_text(event: Event) -> str:

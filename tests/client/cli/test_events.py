@@ -14,7 +14,10 @@ from leasehold.v1.event_service_pb2 import (
     WatchEventsRequest,
     WatchEventsResponse,
 )
+from leasehold.v1.fleet_service_pb2 import ListGpusResponse
+from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold_client.cli import get_watch
 
 from tests.client.conftest import CommandLine
@@ -134,3 +137,20 @@ def test_a_restart_of_the_coordinator_loses_and_repeats_no_event(
     ]
     assert done.code == 0
     assert eventful.asked(ListEventsRequest)[-1].filter == "time >= 2027-01-15T08:00:04+00:00"
+
+
+def test_gpus_in_messages_have_their_short_names(
+    leasehold: CommandLine, eventful: ScriptedCoordinator
+) -> None:
+    uuid = "GPU-00000000-0000-0000-0000-000000000001"
+    gpu = FleetGpu(worker_id="w-1", worker_name="alpha", gpu=Gpu(uuid=uuid, slot=1))
+    told = event(3)
+    told.message = f"GPU {uuid} is busy"
+    eventful.answers |= {
+        "ListGpus": lambda request, context: ListGpusResponse(gpus=[gpu]),
+        "ListEvents": lambda request, context: ListEventsResponse(events=[told]),
+        "WatchEvents": lambda request, context: iter([WatchEventsResponse(event=told)]),
+    }
+    for verb in ("events", "get events", "get events --watch"):
+        assert "GPU alpha/1 is busy" in leasehold(*verb.split()).stdout
+        assert uuid in leasehold(*verb.split(), "-o", "json").stdout

@@ -1,5 +1,5 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
-import { live, workerName, workloadName } from "/static/live.js";
+import { live, withNames, workerName, workloadName } from "/static/live.js";
 import { now } from "/static/server_time.js";
 import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
 
@@ -42,9 +42,9 @@ export function textOf({ span, joint, command, event }) {
   if (joint) return textOfJoint(joint);
   if (command) {
     const length = command.end_time ? `, ${seconds((command.end_time - command.create_time) / 1000)}` : "";
-    return [`${operationOf(command)} of ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`, `${lower(command.state)}, ${moment(command.create_time)}${length}${command.error ? `: ${command.error.message}` : ""}`];
+    return [`${operationOf(command)} of ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`, `${lower(command.state)}, ${moment(command.create_time)}${length}${command.error ? `: ${withNames(command.error.message)}` : ""}`];
   }
-  return [moment(event.time), event.message || lower(event.kind)];
+  return [moment(event.time), withNames(event.message) || lower(event.kind)];
 }
 
 // A guessed pair is not told: the text has all GPUs of both stays.

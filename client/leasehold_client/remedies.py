@@ -17,7 +17,8 @@ REMEDIES: Final = {
     "WORKER_DRAINING": "Try again once it has started again, or choose another worker for a new workload.",
     "TOO_MANY_COMMANDS": "The client retries for 30 s. Then try later.",
     "NO_FREE_GPU": "Suspend or stop a workload, or choose other GPUs.",
-    "INCOMPATIBLE_GPU": "Choose the same chip, or restore the workload on its former GPUs.",
+    "INCOMPATIBLE_GPU": "Choose the same chip, or restore the workload on its former GPUs. For a stopped "
+    "workload, choose a GPU that matches its spec.",
     "DUPLICATE_GPU": "Name the GPU once.",
     "INSUFFICIENT_DEVICE_MEMORY": "Free memory, or choose another GPU.",
     "INSUFFICIENT_HOST_MEMORY": "Free memory, or raise the limit.",

@@ -1,6 +1,6 @@
 """The needs of a policy beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -210,16 +210,22 @@ class PolicyChecks:
                     {"field": "pairs"},
                 )
         request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
-        if operation.gpu_uuids:
+        gpu_uuids: Sequence[str] = ()
+        is_named = bool(operation.gpu_uuids)
+        if is_named:
+            with findings.check("destinations", "a GPU for each"):
+                gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids]
+                self._resources.check_named(gpu_uuids, request)
             request = AllocRequest(GpuRequest(0), request.host, request.hold_id)
         with findings.check("resources", "there"):
             taken = self._resources.alloc(
                 workload.workload_id, request, live=False, priority=workload.spec.priority
             )
-            gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
+            gpu_uuids = gpu_uuids or taken.gpu_uuids
             plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
         for refusal in list(findings.refusals):
-            if self._may_claim(workload.spec, request, refusal):
+            # A preemptible workload does not release a GPU because somebody names the GPU.
+            if not is_named and self._may_claim(workload.spec, request, refusal):
                 findings.excuse(refusal, "preemptible workloads release their GPUs first")
         if operation.checkpoint_id:
             with findings.check("checkpoint", f"{plan.checkpoint_id} is present"):

@@ -43,8 +43,8 @@ REAP_TIMEOUT_S: Final = 2.0
 CALL_FLOOR_S: Final = 30.0
 """Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
 
-HELPER_LIMIT: Final = 72
-"""Limit of helpers, and so of calls, at once. It suffices for all commands that run at once and a plan. So
+HELPER_LIMIT: Final = 96
+"""Limit of helpers, and so of calls, at once. It suffices for all commands and plans that run at once. So
 calls that hang in one workload block no other."""
 
 WARM_LIMIT: Final = 8

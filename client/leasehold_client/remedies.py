@@ -25,7 +25,8 @@ REMEDIES: Final = {
     "INSUFFICIENT_RESOURCES": "Stop a workload, request less, or wait as the message says.",
     "LOCK_TIMEOUT": "Try again, or with a longer `--lock-timeout`.",
     "UNSUPPORTED_STATE": "See docs/driver.md.",
-    "UNSUPPORTED_DRIVER": "Update the driver: 570 suspends, 580 moves.",
+    "UNSUPPORTED_DRIVER": "Update the driver: 570 suspends, 580 moves. If no driver is usable, run "
+    "`leasehold doctor` on the host. The worker tries again by itself.",
     "UNSUPPORTED_CAPABILITY": "Change the request, or update.",
     "NOT_A_CUDA_PROCESS": "Stop the workload, or wait until it uses CUDA again.",
     "PERMISSION_OR_OS": "Follow the message. docs/security.md has the capabilities.",

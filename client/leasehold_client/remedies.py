@@ -17,14 +17,16 @@ REMEDIES: Final = {
     "WORKER_DRAINING": "Try again once it has started again, or choose another worker for a new workload.",
     "TOO_MANY_COMMANDS": "The client retries for 30 s. Then try later.",
     "NO_FREE_GPU": "Suspend or stop a workload, or choose other GPUs.",
-    "INCOMPATIBLE_GPU": "Choose the same chip, or restore the workload on its former GPUs.",
+    "INCOMPATIBLE_GPU": "Choose the same chip, or restore the workload on its former GPUs. For a stopped "
+    "workload, choose a GPU that matches its spec.",
     "DUPLICATE_GPU": "Name the GPU once.",
     "INSUFFICIENT_DEVICE_MEMORY": "Free memory, or choose another GPU.",
     "INSUFFICIENT_HOST_MEMORY": "Free memory, or raise the limit.",
     "INSUFFICIENT_RESOURCES": "Stop a workload, request less, or wait as the message says.",
     "LOCK_TIMEOUT": "Try again, or with a longer `--lock-timeout`.",
     "UNSUPPORTED_STATE": "See docs/driver.md.",
-    "UNSUPPORTED_DRIVER": "Update the driver: 570 suspends, 580 moves.",
+    "UNSUPPORTED_DRIVER": "Update the driver: 570 suspends, 580 moves. If no driver is usable, run "
+    "`leasehold doctor` on the host. The worker tries again by itself.",
     "UNSUPPORTED_CAPABILITY": "Change the request, or update.",
     "NOT_A_CUDA_PROCESS": "Stop the workload, or wait until it uses CUDA again.",
     "PERMISSION_OR_OS": "Follow the message. docs/security.md has the capabilities.",

@@ -62,6 +62,11 @@ def test_processes_of_workloads_do_not_end_the_worker_for_good() -> None:
     assert "\nStartLimitIntervalSec=0\n" in unit
 
 
+def test_the_worker_starts_after_what_its_driver_needs() -> None:
+    (after,) = settings("worker")["After"]
+    assert {"nvidia-persistenced.service", "nvidia-fabricmanager.service"} <= set(after.split())
+
+
 @pytest.mark.parametrize("name", ["coordinator", "worker"])
 def test_systemd_is_told_of_the_start_and_watches_the_daemon(name: str) -> None:
     unit = settings(name)

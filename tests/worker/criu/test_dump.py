@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold_worker.checkpoints import volume_calls
 from leasehold_worker.criu import dump as dumping
 from leasehold_worker.criu.dump import COMMITTED, dump
 from leasehold_worker.criu.installation import decisive_errors, probe
@@ -220,6 +222,28 @@ async def test_a_volume_that_hangs_during_a_dump_holds_up_no_worker(
     await dump(make_criu(""), counter.pid, directory, commit, progress=lambda _: None)
     await ended(counter)
     assert os.listdir(directory.parent) == [directory.with_suffix("").name]
+
+
+async def test_a_failed_dump_on_a_volume_that_hangs_is_rolled_back(
+    make_criu: MakeCriu,
+    counter: ProcessIdentity,
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
+    with ExitStack() as mounted:
+
+        async def commit() -> None:
+            await trio.lowlevel.checkpoint()
+            mounted.enter_context(dead_volume(directory))
+            raise OperationError(errors_pb2.ERROR_REASON_INSUFFICIENT_DISK, "no room is left")
+
+        began = trio.current_time()
+        with pytest.raises(OperationError, match="no room is left"):
+            await dump(make_criu(""), counter.pid, directory, commit)
+        assert trio.current_time() - began < 10, "nothing waits for the volume"
+        await wait_counted(tmp_path)
 
 
 def test_errors_that_did_not_matter_are_not_told() -> None:

@@ -22,10 +22,12 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.accounts import numbered_account
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
-from leasehold_worker.leasing.allocation import AllocRequest
-from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.allocation import AllocRequest, Resources
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.holds import HoldTerms
 from leasehold_worker.leasing.host_reservations import HostRequest
+from leasehold_worker.leasing.leases import Cordon
+from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.workloads.eviction import CHECKPOINT, RETAIN, STOP
@@ -105,6 +107,71 @@ async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
         reasons = [refusal.reason for refusal in plan.findings.refusals]
         assert (LACKS in reasons) == (not hold_id)
         nursery.cancel_scope.cancel()
+
+
+UUIDS = [f"GPU-00000000-0000-0000-0000-{number:012x}" for number in range(5)]
+H100, A100 = "H100", "A100"
+NAMED = [
+    ("fits", UUIDS[:2], None, ""),
+    ("too few", UUIDS[:1], errors_pb2.ERROR_REASON_INVALID_ARGUMENT, "1 GPUs, and the workload needs 2"),
+    ("too many", UUIDS[:3], errors_pb2.ERROR_REASON_INVALID_ARGUMENT, "3 GPUs, and the workload needs 2"),
+    ("twice", UUIDS[:1] * 2, errors_pb2.ERROR_REASON_DUPLICATE_GPU, "named twice"),
+    ("unknown", [UUIDS[0], UUIDS[4]], errors_pb2.ERROR_REASON_UNKNOWN_GPU, "not a GPU of this worker"),
+    ("model", [UUIDS[0], UUIDS[2]], errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU, f"is a {A100}"),
+    ("memory", [UUIDS[0], UUIDS[3]], errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU, "has 40 GiB"),
+]
+
+
+class NamedHost(Host):
+    """GPUs whose UUIDs have NVML's form: two that fit, one of another model, and one with less memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = [(H100, 80), (H100, 80), (A100, 80), (H100, 40)]
+        self.pool = GpuPool(
+            [PoolGpu(uuid, name, size * GIB) for uuid, (name, size) in zip(UUIDS, kinds, strict=False)]
+        )
+        self.resources = Resources(self.pool, self.ledger)
+
+
+async def refusal_of_start(host: Host, parts: Parts, gpu_uuids: list[str]) -> OperationError | None:
+    """The refusal of a restore that starts a program with two H100 of 80 GiB on named GPUs."""
+    store = parts.disk._application_store
+    checks = PolicyChecks(host.resources, parts.applications, store, parts.disk, parts.criu, somebody_yields)
+    workload = suspended(STOP)
+    workload.spec.resources.MergeFrom(Requested(gpu_count=2, gpu_name=H100, gpu_memory_bytes=80 * GIB))
+    plan = Plan([WorkloadPlan(workload, home=tuple(UUIDS[:2]))])
+    await checks.look_at_start(plan, RestoreOperation(gpu_uuids=gpu_uuids))
+    return plan.findings.refusals[0] if plan.findings.refusals else None
+
+
+def somebody_yields(*_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("gpu_uuids", "reason", "text"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED]
+)
+async def test_the_named_gpus_of_a_start_have_the_number_and_kind_of_the_spec(
+    parts: Parts, gpu_uuids: list[str], reason: int | None, text: str
+) -> None:
+    refusal = await refusal_of_start(NamedHost(), parts, gpu_uuids)
+    assert (refusal.reason if refusal else None) == reason
+    assert refusal is None or text in refusal.message
+
+
+async def test_the_named_gpus_of_a_start_are_free(parts: Parts) -> None:
+    """Preemptible workloads yield no GPU that somebody names."""
+    host = NamedHost()
+    lease = host.pool.claim_gpus("other", [UUIDS[1]])
+    refusal = await refusal_of_start(host, parts, UUIDS[:2])
+    assert refusal is not None
+    assert refusal.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+    host.pool.release(lease)
+    host.pool.slots.cordon(UUIDS[0], Cordon("repair", "ada", NOW))
+    refusal = await refusal_of_start(host, parts, UUIDS[:2])
+    assert refusal is not None
+    assert refusal.reason == errors_pb2.ERROR_REASON_CORDONED
 
 
 @pytest.mark.parametrize("state", ["CHECKPOINTED", "RUNNING"])

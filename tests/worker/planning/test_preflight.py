@@ -293,3 +293,32 @@ def test_a_stopped_workload_gets_the_gpus_of_helpers_as_a_run_does(
     assert restored.state == SUCCEEDED, restored.error
     wait_counting(session, "one")
     leases(session, ["one"])
+
+
+@pytest.mark.long
+def test_a_stopped_workload_starts_on_as_many_named_gpus_as_its_spec_has(
+    session: Session, host: SimulatedHost
+) -> None:
+    first, second, third = uuids(host)[:3]
+    run = counter_run("two")
+    run.spec.resources.gpu_count = 2
+    assert session.run("c1", "two", run=run).state == SUCCEEDED
+    stop = SuspendOperation(policy=EvictionPolicy(process_strategy=STOP), force=True)
+    assert session.run("c2", "two", suspend=stop).state == SUCCEEDED
+    too_few, busy = RestoreOperation(gpu_uuids=[third]), RestoreOperation(gpu_uuids=[first, third])
+    assert session.run("c3", "one", run=counter_run("one")).state == SUCCEEDED
+    for index, (named, reason) in enumerate(
+        [
+            (too_few, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
+            (busy, errors_pb2.ERROR_REASON_NO_FREE_GPU),
+        ]
+    ):
+        assert [each.reason for each in plan_of(session, "two", restore=named).refusals] == [reason]
+        refused = session.run(f"c4{index}", "two", restore=named)
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        assert refused.error.reason == reason
+    named = RestoreOperation(gpu_uuids=[third, second])
+    assert not plan_of(session, "two", restore=named).refusals
+    restored = session.run("c5", "two", restore=named)
+    assert restored.state == SUCCEEDED, restored.error
+    assert list(restored.result.claimed_gpu_uuids) == [third, second]

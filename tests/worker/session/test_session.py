@@ -23,6 +23,7 @@ from leasehold.worker.v1.session_pb2 import (
     Drain,
     Hello,
     OutputChunk,
+    PlanQuery,
     ReadOutput,
 )
 from leasehold_client.config import credentials_directory
@@ -40,9 +41,9 @@ from leasehold_worker.session import session as coordinator_session
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.outbox import FRAME_LIMIT
 from leasehold_worker.session.plan_query import PlanQueries
-from leasehold_worker.session.queries import Queries
+from leasehold_worker.session.queries import PLANS_LIMIT, QUESTIONS_LIMIT, Queries
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
-from leasehold_worker.session.session import QUESTIONS_LIMIT, CoordinatorSession
+from leasehold_worker.session.session import CoordinatorSession
 
 from tests.worker.scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session, make_command
 
@@ -310,3 +311,26 @@ async def test_authorities_are_stored_one_at_a_time_and_the_newest_of_those_that
         )
     assert newest.authorities_stored.serials == ["49"]
     assert [int(certificates[0]) for certificates in stored] == [0, 49]
+
+
+async def test_questions_for_plans_leave_places_to_readers_of_output(
+    coordinator: ScriptedCoordinator, state_path: Path
+) -> None:
+    async with open_link(coordinator, state_path) as opened:
+        opened._queries._waiting["plan_query"] = PLANS_LIMIT  # as if plans hung
+        session = await next_session(coordinator)
+        session.down.put(ConnectResponse(plan_query=PlanQuery(plan_id="p", workload_id="w1")))
+        session.down.put(ConnectResponse(read_output=ReadOutput(read_id="r", workload_id="w1")))
+        answers = await trio.to_thread.run_sync(answers_of, session)
+    plan = next(frame.plan_answer for frame in answers if frame.HasField("plan_answer"))
+    chunk = next(frame.output_chunk for frame in answers if frame.HasField("output_chunk"))
+    assert plan.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+    assert chunk.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD
+
+
+def answers_of(session: Session) -> list[ConnectRequest]:
+    """The first answers to a plan and to a reader of output."""
+    return [
+        session.wait(lambda f: f.HasField("plan_answer")),
+        session.wait(lambda f: f.HasField("output_chunk")),
+    ]

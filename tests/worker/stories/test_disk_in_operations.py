@@ -12,6 +12,7 @@ from leasehold.v1.workload_pb2 import Kernel, WorkloadSpec
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.applications.checkpointing import save
+from leasehold_worker.checkpoints import volume_calls
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore
@@ -27,6 +28,7 @@ from leasehold_worker.workloads.workload import Workload
 
 from tests.worker.checkpoints.test_directory import HERE, MIB, World, ids
 from tests.worker.criu_cases import fake_criu, program
+from tests.worker.dead_volumes import dead_volume
 from tests.worker.kernel_host import SIZE, Served, open_served
 
 TELLING_CRIU = """#!/bin/sh
@@ -194,6 +196,44 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
             parts.workloads.set_state(workload, RUNNING)
             await trio.to_thread.run_sync(parts.disk._expire, set(), set(), {"w-1"})
             assert ImageStore(tmp_path / "images").images() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="CRIU needs root")
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "at its deadline"])
+async def test_a_volume_of_images_that_hangs_does_not_hold_up_the_rollback_of_a_suspend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    if not is_cancelled:
+        monkeypatch.setattr(image_checkpoint, "DELETE_TIMEOUT_S", 0.3)
+    monkeypatch.setenv("FAKE_CRIU", "")
+    images = tmp_path / "volume"
+    config = WorkerConfig(state_dir=tmp_path, criu=str(fake_criu(tmp_path).path), image_dir=images)
+    with program(tmp_path) as counter, dead_volume(images):
+        async with open_parts(config, tmp_path / "workloads", _nobody, worker_id=HERE) as parts:
+            workload = Workload(
+                workload_id="w-1",
+                name="counter",
+                spec=WorkloadSpec(),
+                root=counter,
+                output_path=tmp_path / "output.log",
+                start_time=datetime.now(UTC),
+                lease=None,
+                state=SUSPENDING,
+            )
+            parts.exit_monitor.add(workload)
+            plan = Plan([WorkloadPlan(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
+            began = trio.current_time()
+            with trio.move_on_after(0.5 if is_cancelled else 60) as scope:
+                with pytest.raises(OperationError) as failed:
+                    await parts.image_checkpoint.keep(plan, Progress(_nobody))
+                assert failed.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            assert scope.cancelled_caught == is_cancelled
+            assert trio.current_time() - began < 10, "nothing waits for the volume"
+            # Every plan that looks at the volume says so, and ends.
+            monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
+            await parts.operations.preflight._policies._look_at_disk(plan, MIB)
+            (refusal,) = plan.findings.refusals
+            assert refusal.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
 
 
 def _nobody(_: object) -> None:

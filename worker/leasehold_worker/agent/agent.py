@@ -22,6 +22,7 @@ from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.driver.driver_wait import wait_for_driver
 from leasehold_worker.files.secret_key import IMAGES_FILE, open_key
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.host.clock_offset import ClockOffset
@@ -95,7 +96,7 @@ async def _run(
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))
             driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
             if driver.unavailable_reason is not None:
-                logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
+                logger.warning("no usable CUDA driver, and trying again: %s", driver.unavailable_reason)
             commands = Commands(
                 parts.operations.perform,
                 journal,
@@ -180,6 +181,7 @@ async def _run(
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)
             nursery.start_soon(renewal.run)
+            nursery.start_soon(_wait_for_driver, parts)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(parts.readiness.run)
@@ -231,6 +233,14 @@ async def _stop_at_once_on_signal(signals: AsyncIterator[int], scope: trio.Cance
 async def _run_within(scope: trio.CancelScope, run: Callable[[], Awaitable[None]]) -> None:
     with scope:
         await run()
+
+
+async def _wait_for_driver(parts: Parts) -> None:
+    """Waits for a driver that was not usable at the start, and reports its capabilities."""
+    if parts.driver.unavailable_reason is not None:
+        await wait_for_driver(parts.driver)
+        # A load is due now. Hello precedes the load, since capabilities have changed.
+        parts.pool.slots.note_change()
 
 
 async def _finish_commands(commands: Commands) -> None:

@@ -26,6 +26,7 @@ from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.checkpoints.disk_reservations import DiskReservation
+from leasehold_worker.checkpoints.volume_calls import DELETE_TIMEOUT_S, call_volume
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import Workload
 
@@ -84,12 +85,12 @@ async def save(
     progress("ask", 0)
     await _require_readiness(kernel, timeouts)
     if available_bytes is None:
-        available_bytes = (await trio.to_thread.run_sync(store.disk_space)).available_bytes
+        available_bytes = (await call_volume(store.disk_space)).available_bytes
     estimate = await kernel.size_estimate(timeouts.answer_s)
     if estimate is not None and estimate > available_bytes:
         raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)
     if room is not None:  # what exceeds the estimate is reserved piece by piece
-        await trio.to_thread.run_sync(room.hold, PAYLOAD_OFFSET + (estimate or 0))
+        await call_volume(room.hold, PAYLOAD_OFFSET + (estimate or 0), timeout_s=DELETE_TIMEOUT_S)
     progress("prepare", 0)
     await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
     try:
@@ -130,9 +131,9 @@ async def restore(
     """
     exchange = _Exchange(kernel, store, timeouts, progress)
     if checkpoint_id is not None:
-        named = await trio.to_thread.run_sync(store.find, checkpoint_id)
+        named = await call_volume(store.find, checkpoint_id)
         return Transfer(await exchange.restore(named))
-    return await exchange.restore_newest(await trio.to_thread.run_sync(store.scan, workload_id))
+    return await exchange.restore_newest(await call_volume(store.scan, workload_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class _Exchange:
         begin = partial(
             self.store.begin, workload.workload_id, workload.name, self.kernel.facts, workload.owner
         )
-        writer = await trio.to_thread.run_sync(begin)
+        writer = await call_volume(begin, undo=ApplicationWriter.close)
         try:
             self.progress("checkpoint", 0)
             sink = partial(self._keep, writer, available_bytes, room)

@@ -7,7 +7,7 @@ and read, and are deleted by force only. All calls but :meth:`CheckpointDisk.run
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
 
@@ -42,6 +42,10 @@ CLEAN_UPS_AT_ONCE: Final = 4
 
 LOOK_INTERVAL_S: Final = 60.0
 """Interval of the search for unneeded checkpoints."""
+
+
+def _nothing() -> None:
+    """Checks nothing."""
 
 
 @final
@@ -104,8 +108,8 @@ class CheckpointDirectory:
         """
         return self._rooms.open(self._make_room)
 
-    def _make_room(self, more_bytes: int) -> None:
-        """Deletes unneeded images until so many bytes more fit.
+    def _make_room(self, more_bytes: int, is_needed: Callable[[], bool]) -> None:
+        """Deletes unneeded images until so many bytes more fit, as long as they are needed.
 
         Raises:
             OperationError: INSUFFICIENT_DISK: the images do not suffice.
@@ -118,7 +122,11 @@ class CheckpointDirectory:
             budget_bytes=self._limit_bytes,
             free_disk_bytes=self._free_bytes(),
         ):
-            stuck |= {image_id for image_id in chosen if not self._delete_image(image_id)}
+            for image_id in chosen:
+                if not is_needed():
+                    return
+                if not self._delete_image(image_id):
+                    stuck.add(image_id)
 
     def _free_bytes(self) -> int:
         """Free space of the disk, less the reserve and unwritten reservations. May be negative."""
@@ -184,8 +192,15 @@ class CheckpointDirectory:
             if (parked := workload.parked) is not None and workload.state not in ENDED
         }
 
-    def delete(self, checkpoint_ids: Sequence[str], *, force: bool) -> None:
+    def delete(
+        self, checkpoint_ids: Sequence[str], *, force: bool, check: Callable[[], None] = _nothing
+    ) -> None:
         """Deletes checkpoints, damaged or not, all or none. One that vanishes meanwhile counts as deleted.
+
+        Args:
+            checkpoint_ids: The checkpoints.
+            force: Delete those that a workload needs, too.
+            check: Called before the first deletion. Its exception ends the call, and nothing is deleted.
 
         Raises:
             OperationError: UNKNOWN_CHECKPOINT; CHECKPOINT_IN_USE: a workload needs it, or may on the worker
@@ -203,6 +218,7 @@ class CheckpointDirectory:
                 )
             if not force:
                 self._require_unneeded(found[checkpoint_id])
+        check()
         for checkpoint_id in wanted:
             try:
                 if found[checkpoint_id].kind == IMAGE:

@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final, Self, final
+from typing import Final, Self, TypeAlias, final
 
 from leasehold_worker.errors import OperationError
 
 STEP_BYTES: Final = 64 << 20
 """Step of a reservation of unknown size."""
+
+MakeRoom: TypeAlias = Callable[[int, Callable[[], bool]], None]
+"""Makes room for more bytes, as long as the second argument returns True."""
 
 
 @final
@@ -16,10 +19,10 @@ class DiskReservation:
 
     Args:
         rooms: The reservations that it belongs to.
-        make: Makes room for more bytes, or raises. It blocks.
+        make: Makes room for more bytes while a condition holds, or raises. It blocks.
     """
 
-    def __init__(self, rooms: "DiskReservations", make: Callable[[int], None]) -> None:
+    def __init__(self, rooms: "DiskReservations", make: MakeRoom) -> None:
         self._rooms = rooms
         self._make = make
         self.held_bytes = 0
@@ -33,15 +36,22 @@ class DiskReservation:
     def __exit__(self, *exception: object) -> None:
         self._rooms.remove(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the context has not ended. Nothing is deleted for an ended reservation."""
+        return self._rooms.has(self)
+
     def hold(self, size_bytes: int) -> None:
         """Reserves the total size. It blocks.
+
+        After the end of the context, it does nothing: the caller may have given up on a disk that hung.
 
         Raises:
             OperationError: INSUFFICIENT_DISK: the reservation is unchanged.
         """
         with self._rooms.lock:
-            if size_bytes > self.held_bytes:
-                self._make(size_bytes - self.held_bytes)
+            if size_bytes > self.held_bytes and self.is_open:
+                self._make(size_bytes - self.held_bytes, lambda: self.is_open)
                 self.held_bytes = size_bytes
 
     def extend(self, size_bytes: int) -> None:
@@ -65,11 +75,15 @@ class DiskReservations:
         """Held while room is made."""
         self._rooms: set[DiskReservation] = set()
 
-    def open(self, make: Callable[[int], None]) -> DiskReservation:
+    def open(self, make: MakeRoom) -> DiskReservation:
         """A reservation of no bytes."""
         room = DiskReservation(self, make)
         self._rooms.add(room)
         return room
+
+    def has(self, room: DiskReservation) -> bool:
+        """Whether a reservation has not been removed."""
+        return room in self._rooms
 
     def remove(self, room: DiskReservation) -> None:
         """Removes a reservation. Repeated calls do nothing."""

@@ -78,6 +78,12 @@ class PartialImage:
             os.close(self._lock)
             self._lock = -1
 
+    def discard(self) -> None:
+        """Releases the lock, and deletes the files. It blocks."""
+        self.close()
+        discard_tree(self.path)
+        remove_if_empty(self.path.parent)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:

@@ -6,19 +6,20 @@ CRIU end the processes. After any earlier failure they continue unchanged.
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
 
+from leasehold_worker.checkpoints.volume_calls import call_volume, discard_in_time
 from leasehold_worker.criu import criu_pb2, rpc
 from leasehold_worker.criu.criu_pb2 import CriuOptions, CriuRequest, CriuResponse
 from leasehold_worker.criu.installation import CriuFacts, read_errors
 from leasehold_worker.criu.rpc import Swrk, SwrkError
 from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.folder_trees import discard_tree
 
 DUMP_TIMEOUT_S: Final = 1800.0
 UNDO_TIMEOUT_S: Final = 60.0
@@ -86,13 +87,14 @@ async def dump(
             ) as criu:
                 await _while_reporting(directory, progress, lambda: running.run(criu, request))
     except SwrkError as error:
-        said = await trio.to_thread.run_sync(read_errors, work / _LOG, work / ERRORS_FILE)
+        said = ""
+        with suppress(OperationError):  # the volume does not answer
+            said = await call_volume(read_errors, work / _LOG, work / ERRORS_FILE)
         raise running.error(f"{error}{': ' if said else ''}{said}") from error
     finally:
-        with trio.CancelScope(shield=True):
-            leftovers = [work] if running.committed else [work, directory]
-            for leftover in leftovers:
-                await trio.to_thread.run_sync(discard_tree, leftover)
+        leftovers = [work] if running.committed else [work, directory]
+        for leftover in leftovers:
+            await discard_in_time(leftover)
 
 
 def _options(root_pid: int, images: int, logs: int) -> CriuOptions:

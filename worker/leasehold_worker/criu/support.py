@@ -9,6 +9,7 @@ import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoints.image_store import ImageStore
+from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.installation import CriuFacts
 from leasehold_worker.criu.obstacles import obstacles
@@ -106,7 +107,7 @@ class CriuSupport:
         Raises:
             OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
         """
-        image = await trio.to_thread.run_sync(self._store.find, image_id)
+        image = await call_volume(self._store.find, image_id)
         self._host.check(image.manifest, self.require_criu())
 
     def need(self, workload: Workload) -> MemoryNeed:

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import trio
 
 from leasehold_worker.checkpoints.folders import WORK_SUFFIX
+from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.criu.rpc import SwrkError
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree
 
 ERRORS_FILE: Final = "stderr.log"
 """File for CRIU's errors before it opens its log."""
@@ -29,16 +32,22 @@ async def open_directories(image: Path, work: Path) -> AsyncIterator[tuple[int, 
 
     Raises:
         SwrkError: The directories can't be created or opened.
+        OperationError: STORAGE_UNAVAILABLE: the volume does not answer in time.
     """
+
+    def undo(descriptors: tuple[int, int, int]) -> None:
+        _close(descriptors)
+        discard_tree(work)
+
     try:
-        descriptors = await trio.to_thread.run_sync(_open, image, work)
+        descriptors = await call_volume(_open, image, work, undo=undo)
     except OSError as error:
         raise SwrkError(f"its directories can't be opened ({error})") from error
     try:
         yield descriptors
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_close, descriptors)
+        with trio.CancelScope(shield=True), suppress(OperationError):
+            await call_volume(_close, descriptors)
 
 
 def _open(image: Path, work: Path) -> tuple[int, int, int]:

@@ -43,8 +43,8 @@ REAP_TIMEOUT_S: Final = 2.0
 CALL_FLOOR_S: Final = 30.0
 """Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
 
-HELPER_LIMIT: Final = 72
-"""Limit of helpers, and so of calls, at once. It suffices for all commands that run at once and a plan. So
+HELPER_LIMIT: Final = 96
+"""Limit of helpers, and so of calls, at once. It suffices for all commands and plans that run at once. So
 calls that hang in one workload block no other."""
 
 WARM_LIMIT: Final = 8
@@ -69,7 +69,15 @@ class DriverCallUnansweredError(Exception):
 
 
 class DriverUnavailableError(Exception):
-    """There is no usable driver; the text has the reason."""
+    """There is no usable driver; the text has the reason.
+
+    Attributes:
+        helper: The helper whose cuInit did not return. It was killed, and may hang in the kernel.
+    """
+
+    def __init__(self, message: str, helper: "_Helper | None" = None) -> None:
+        super().__init__(message)
+        self.helper = helper
 
 
 @final
@@ -152,7 +160,9 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
     except BaseException as error:
         await helper.close()
         if isinstance(error, trio.TooSlowError):
-            raise DriverUnavailableError(f"cuInit did not return within {START_TIMEOUT_S:g} s") from error
+            raise DriverUnavailableError(
+                f"cuInit did not return within {START_TIMEOUT_S:g} s", helper
+            ) from error
         if isinstance(error, EOFError):
             raise DriverUnavailableError("the driver helper ended: see the worker's log") from error
         raise
@@ -183,6 +193,13 @@ class Driver:
         """Version of cuda-bindings."""
         self.unavailable_reason: str | None = None
         """Why no call can succeed. None: calls can."""
+        self._late_helper: _Helper | None = None
+        """The helper of the last probe, if its cuInit did not return."""
+
+    @property
+    def has_stuck_probe(self) -> bool:
+        """Whether the helper of the last probe hangs in the kernel."""
+        return self._late_helper is not None and self._late_helper.lives
 
     @property
     def helpers(self) -> tuple[int, int]:
@@ -190,20 +207,29 @@ class Driver:
         return len(self._idle), len(self._started) - len(self._idle)
 
     async def probe(self) -> None:
-        """Starts the first helper, and checks for a driver."""
+        """Starts a helper, and checks for a driver. Sets :attr:`unavailable_reason`.
+
+        A helper whose cuInit failed is ended: a later cuInit can succeed, and to such a helper the driver
+        reports CUDA processes as processes without CUDA.
+        """
         async with self._limit:
             try:
                 helper, greeting = await _start_helper()
             except DriverUnavailableError as error:
-                self.unavailable_reason = str(error)
+                self.unavailable_reason, self._late_helper = str(error), error.helper
                 return
-            self._started.add(helper)
             self.cuda_version = greeting.cuda_version
             self.libcuda = greeting.libcuda
             self.bindings_version = greeting.bindings_version
             if greeting.init_result != 0:
                 self.unavailable_reason = f"cuInit: {greeting.init_result_name}"
+                await helper.close()
+                return
+            self.unavailable_reason = None
+            self._started.add(helper)
+            helper.idle_since = trio.current_time()
             self._idle.append(helper)
+            self._returned.notify()
 
     async def call(self, request: Request, extra_s: float = 0.0) -> Reply:
         """Makes one call. Calls on the same pid wait for each other.

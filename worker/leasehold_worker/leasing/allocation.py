@@ -283,6 +283,17 @@ class Resources:
             raise
         return self._allocation(workload_id, lease, reservation)
 
+    def check_named(self, gpu_uuids: Sequence[str], request: AllocRequest) -> None:
+        """Refuses named GPUs that do not match a request, or that :meth:`alloc_named` would refuse now.
+
+        Raises:
+            OperationError: INVALID_ARGUMENT: their number differs; INCOMPATIBLE_GPU, or a
+                refusal of the pool.
+        """
+        self._pool.slots.check_named(gpu_uuids, request.gpus)
+        held = self._pool.holds.gpus_of(request.hold_id)
+        self._pool.slots.check_free(gpu_uuids, allow_foreign=request.gpus.allow_foreign, held=held)
+
     async def claim(
         self, workload_id: str, request: AllocRequest, *, priority: int = 0, helper: bool = False
     ) -> Allocation:

@@ -6,8 +6,9 @@ from typing import Final
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.lease_pb2 import SlotState
 
+from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import OperationError
-from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.leases import (
     CORDONED,
     FOREIGN,
@@ -140,6 +141,25 @@ def _remedy(own: tuple[str, ...], *, is_asleep: bool) -> str:
     elsewhere = "suspend the sleeping workload by cuda_suspend and restore it on another GPU"
     *ways, last = (*own, elsewhere) if is_asleep else ("choose another", *own)
     return f"{', '.join(ways)}, or {last}" if ways else last
+
+
+def not_matching(gpu: PoolGpu, request: GpuRequest) -> OperationError:
+    """The refusal of a named GPU that a request does not allow."""
+    has, needs = f"is a {gpu.name or 'GPU without a name'}", f"a {request.name}"
+    if request.name in ("", gpu.name):
+        if request.gpu_uuids and gpu.uuid not in request.gpu_uuids:
+            has, needs = "is none of the permitted GPUs", f"one of {', '.join(request.gpu_uuids)}"
+        elif request.acceptable_units and gpu.units not in request.acceptable_units:
+            accepted = " or ".join(map(str, sorted(request.acceptable_units)))
+            has, needs = f"has {gpu.units} units", f"a GPU with {accepted} units"
+        else:
+            size = "memory of unknown size" if gpu.memory_bytes is None else size_text(gpu.memory_bytes)
+            has, needs = f"has {size}", f"a GPU with {size_text(request.memory_bytes)} at least"
+    return OperationError(
+        errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
+        f"{gpu.uuid} {has}, and the spec of the workload needs {needs}: choose another GPU",
+        {"gpu_uuid": gpu.uuid},
+    )
 
 
 def wanted(request: GpuRequest) -> str:

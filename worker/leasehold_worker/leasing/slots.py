@@ -14,7 +14,7 @@ from leasehold.v1 import errors_pb2, gpu_pb2
 from leasehold.v1.gpu_pb2 import GpuHealth
 
 from leasehold_worker.change import Change
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.health import excludes
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu, choose
 from leasehold_worker.leasing.leases import (
@@ -29,7 +29,7 @@ from leasehold_worker.leasing.leases import (
     SlotLease,
     Standing,
 )
-from leasehold_worker.leasing.refusals import ITSELF, cordoned, not_free, shortage, wanted
+from leasehold_worker.leasing.refusals import ITSELF, cordoned, not_free, not_matching, shortage, wanted
 
 
 @final
@@ -276,6 +276,29 @@ class GpuSlots:
                 raise not_free(slot, is_asleep=is_asleep)
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
+
+    def check_named(self, gpu_uuids: Sequence[str], request: GpuRequest) -> None:
+        """Refuses named GPUs that do not match a request. Leased ones may match.
+
+        Raises:
+            OperationError: INVALID_ARGUMENT: their number differs; UNKNOWN_GPU, or INCOMPATIBLE_GPU.
+        """
+        if len(gpu_uuids) != request.count:
+            raise invalid(
+                "gpu_uuids",
+                f"the request names {len(gpu_uuids)} GPUs, and the workload needs {request.count}: "
+                "name as many",
+            )
+        named = [self._by_uuid[self.get(gpu_uuid).gpu_uuid] for gpu_uuid in gpu_uuids]
+        for gpu in named:
+            if not request.allows(gpu):
+                raise not_matching(gpu, request)
+        if (units := sum(gpu.units for gpu in named)) < request.units:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
+                f"the named GPUs have {units} units, and the spec of the workload needs "
+                f"{request.units}: choose other GPUs",
+            )
 
     def check_possible(self, request: GpuRequest) -> None:
         """Refuses a request that could not be granted even if all GPUs were free.

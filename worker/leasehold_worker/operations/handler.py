@@ -14,6 +14,7 @@ from leasehold.v1.eviction_pb2 import ProcessStrategy
 from leasehold.worker.v1.session_pb2 import CommandSpec
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.volume_calls import DELETE_TIMEOUT_S, call_volume
 from leasehold_worker.commands.execution import CarryOut
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.ledger import preempted_by
@@ -168,8 +169,12 @@ class Operations:
                 self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)
             case "delete_checkpoints":
                 deletion = operation.delete_checkpoints
-                delete = partial(self._disk.delete, deletion.checkpoint_ids, force=deletion.force)
-                await trio.to_thread.run_sync(delete)
+                check = trio.from_thread.check_cancelled
+                delete = partial(
+                    self._disk.delete, deletion.checkpoint_ids, force=deletion.force, check=check
+                )
+                with trio.CancelScope(shield=True):  # a deletion that has begun can't be undone
+                    await call_volume(delete, timeout_s=DELETE_TIMEOUT_S)
             case "reset_gpu_health":
                 await self._cordons.reset_health(operation.reset_gpu_health)
             case None:

@@ -19,6 +19,7 @@ from leasehold_worker.checkpoints.disk_reservations import DiskReservation
 from leasehold_worker.checkpoints.image_manifest import ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
 from leasehold_worker.checkpoints.publication import publish, verify
+from leasehold_worker.checkpoints.volume_calls import DELETE_TIMEOUT_S, call_volume, discard_in_time
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
@@ -30,7 +31,6 @@ from leasehold_worker.criu.support import CriuSupport, image_memory
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import Member, find_members
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
@@ -127,8 +127,10 @@ class ImageCheckpoint:
             raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         with self._disk.room() as room:
-            await trio.to_thread.run_sync(room.hold, needed or 0)
-            partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
+            await call_volume(room.hold, needed or 0, timeout_s=DELETE_TIMEOUT_S)
+            partial_image = await call_volume(
+                self._store.begin, workload.workload_id, undo=PartialImage.discard
+            )
             # The image is final some time before the workload is settled, and other operations run meanwhile.
             self._disk.expect(partial_image.image_id, workload)
             try:
@@ -140,8 +142,7 @@ class ImageCheckpoint:
                 kept = await self._write(workload, partial_image, subject, room, progress)
             finally:
                 partial_image.close()
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(discard_tree, partial_image.path)
+                await discard_in_time(partial_image.path)
         with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
             for identity in processes:
                 await wait_ended(identity)
@@ -219,7 +220,7 @@ class ImageCheckpoint:
     async def forget(self, image_id: str) -> None:
         """Deletes an image that no workload needs."""
         try:
-            await trio.to_thread.run_sync(self._store.delete, image_id)
+            await call_volume(self._store.delete, image_id, timeout_s=DELETE_TIMEOUT_S)
         except OperationError as error:
             logger.warning("image %s can't be deleted: %s", image_id, error.message)
 
@@ -254,7 +255,7 @@ class ImageCheckpoint:
         workload = plan.target.workload
         criu = self._support.require_criu_for(workload)
         progress.enter("verify")
-        image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
+        image = await call_volume(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)
         await verify(self._store, image, partial(progress.tell_bytes, "verify"))
         intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)

@@ -22,6 +22,7 @@ from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, Application
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
@@ -259,7 +260,7 @@ class StopRestart:
         Raises:
             OperationError: UNKNOWN_CHECKPOINT, or CHECKPOINT_CORRUPT.
         """
-        await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
+        await call_volume(self._application_store.find, checkpoint_id)
 
     async def begin_with(self, workload: Workload, checkpoint_id: str, progress: Progress) -> None:
         """Restores the application of a workload that was just started.
@@ -294,7 +295,7 @@ class StopRestart:
         _tell(restored, progress)
 
     async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> StoredCheckpoint:
-        available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
+        available_bytes = await call_volume(self._disk.available_bytes)
         with self._disk.room() as room:
             saved = await checkpointing.save(
                 kernel,
@@ -310,7 +311,7 @@ class StopRestart:
 
     async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
         """The newest checkpoint of a workload with an intact header. None: there is none."""
-        found = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
+        found = await call_volume(self._application_store.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
 
 

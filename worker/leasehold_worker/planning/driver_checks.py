@@ -42,7 +42,10 @@ _VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 def why_unsupported(driver: Driver, cuda_version: int) -> str | None:
     """The missing driver feature of a CUDA version, with the remedy. None: it is available."""
     if driver.unavailable_reason is not None:
-        return f"there is no usable CUDA driver ({driver.unavailable_reason}): install one"
+        return (
+            f"there is no usable CUDA driver ({driver.unavailable_reason}): `leasehold doctor` on its host "
+            "names the remedy, and the worker tries again by itself"
+        )
     if (driver.cuda_version or 0) < cuda_version:
         supported, needed = version_text(driver.cuda_version), version_text(cuda_version)
         return f"the driver supports CUDA {supported}, and {needed} is needed: update the driver"

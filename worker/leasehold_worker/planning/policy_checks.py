@@ -1,10 +1,9 @@
 """The needs of a policy beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, final
 
-import trio
 from leasehold.v1 import errors_pb2, operation_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec
 
@@ -14,6 +13,7 @@ from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.criu.image_size import image_bytes
 from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.errors import OperationError
@@ -141,7 +141,11 @@ class PolicyChecks:
         await self._look_at_disk(plan, needed)
 
     async def _look_at_disk(self, plan: Plan, needed_bytes: int | None) -> None:
-        available = await trio.to_thread.run_sync(self._disk.available_bytes)
+        try:
+            available = await call_volume(self._disk.available_bytes)
+        except OperationError as error:
+            plan.findings.refuse("disk", error)
+            return
         plan.tiers.append(TierNeed(DISK, needed_bytes, available))
         if needed_bytes is None:
             plan.findings.skip("disk", "the application does not know the size of its checkpoint")
@@ -210,23 +214,33 @@ class PolicyChecks:
                     {"field": "pairs"},
                 )
         request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
-        if operation.gpu_uuids:
+        gpu_uuids: Sequence[str] = ()
+        is_named = bool(operation.gpu_uuids)
+        if is_named:
+            with findings.check("destinations", "a GPU for each"):
+                gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids]
+                self._resources.check_named(gpu_uuids, request)
             request = AllocRequest(GpuRequest(0), request.host, request.hold_id)
         with findings.check("resources", "there"):
             taken = self._resources.alloc(
                 workload.workload_id, request, live=False, priority=workload.spec.priority
             )
-            gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
+            gpu_uuids = gpu_uuids or taken.gpu_uuids
             plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
         for refusal in list(findings.refusals):
-            if self._may_claim(workload.spec, request, refusal):
+            # A preemptible workload does not release a GPU because somebody names the GPU.
+            if not is_named and self._may_claim(workload.spec, request, refusal):
                 findings.excuse(refusal, "preemptible workloads release their GPUs first")
         if operation.checkpoint_id:
             with findings.check("checkpoint", f"{plan.checkpoint_id} is present"):
-                found = await trio.to_thread.run_sync(self._application_store.find, operation.checkpoint_id)
+                found = await call_volume(self._application_store.find, operation.checkpoint_id)
                 plan.tiers.append(TierNeed(DISK, found.file_bytes, None))
             return
-        found_all = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
+        try:
+            found_all = await call_volume(self._application_store.scan, workload.workload_id)
+        except OperationError as error:
+            findings.refuse("checkpoint", error)
+            return
         whole = [each for each in found_all if isinstance(each, StoredCheckpoint)]
         if plan.checkpoint_id and not found_all:
             findings.refuse("checkpoint", _gone(plan.checkpoint_id, workload))

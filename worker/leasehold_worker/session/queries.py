@@ -1,11 +1,14 @@
 """Answers to the questions of a coordinator. Each question ends in its answer, and has no other effect."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import Error
 from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
@@ -27,7 +30,18 @@ from leasehold_worker.workloads.registry import Workloads
 
 logger = logging.getLogger(__name__)
 
-PLANS_AT_ONCE: Final = 1
+PLANS_AT_ONCE: Final = 4
+"""As many as a coordinator asks for at once. So a plan that a hung target delays leaves places to others."""
+
+PLAN_TIMEOUT_S: Final = 25.0
+"""Time for a plan, from the arrival of its question. The coordinator gives up 30 s after it asked."""
+
+PLANS_LIMIT: Final = 64
+"""Questions for plans that may wait for their answers. So they leave places to the other questions."""
+
+QUESTIONS_LIMIT: Final = 256
+"""Questions of all kinds that may wait for their answers, of 64 KiB at most each. Others are refused."""
+
 LISTS_AT_ONCE: Final = 1
 
 
@@ -59,6 +73,26 @@ class Queries:
         self._worker_id = worker_id
         self._plans = trio.CapacityLimiter(PLANS_AT_ONCE)
         self._lists = trio.CapacityLimiter(LISTS_AT_ONCE)
+        self._waiting: Counter[str] = Counter()
+        """Number of unanswered questions by kind, which is the name of the frame."""
+
+    @contextmanager
+    def place(self, frame: ConnectResponse) -> Iterator[None]:
+        """A place for a question until the end of the context.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES: too many questions wait.
+        """
+        kind = frame.WhichOneof("frame") or ""
+        if self._waiting.total() >= QUESTIONS_LIMIT:
+            raise _full(QUESTIONS_LIMIT, "questions")
+        if kind == "plan_query" and self._waiting[kind] >= PLANS_LIMIT:
+            raise _full(PLANS_LIMIT, "questions for plans")
+        self._waiting[kind] += 1
+        try:
+            yield
+        finally:
+            self._waiting[kind] -= 1
 
     async def answer(self, frame: ConnectResponse) -> ConnectRequest | None:
         """The answer to a frame, or its refusal after any error. None: the frame is not a question."""
@@ -100,8 +134,14 @@ class Queries:
 
     def _plan(self, query: PlanQuery) -> _Question:
         async def answer() -> ConnectRequest:
-            async with self._plans:
-                return ConnectRequest(plan_answer=await self._plan_queries.answer(query))
+            has_begun = False
+            with trio.move_on_after(PLAN_TIMEOUT_S):
+                async with self._plans:
+                    has_begun = True
+                    return ConnectRequest(plan_answer=await self._plan_queries.answer(query))
+            late = _late(has_begun=has_begun)
+            logger.warning("plan for workload %s: %s", query.workload_id or "-", late.message)
+            raise late
 
         return _Question(
             answer, lambda error: ConnectRequest(plan_answer=PlanAnswer(plan_id=query.plan_id, error=error))
@@ -119,3 +159,25 @@ class Queries:
                 checkpoint_answer=CheckpointAnswer(query_id=query.query_id, error=error)
             ),
         )
+
+
+def _full(limit: int, what: str) -> OperationError:
+    """The refusal of a question beyond a limit."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+        f"{limit} {what} wait for this worker's answers, which is its limit: ask again later",
+    )
+
+
+def _late(*, has_begun: bool) -> OperationError:
+    """The refusal of a plan that was not made in time.
+
+    Args:
+        has_begun: Whether its turn came.
+    """
+    why = "the plan is not complete" if has_begun else f"{PLANS_AT_ONCE} earlier plans are not complete"
+    return OperationError(
+        errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+        f"{why} after {PLAN_TIMEOUT_S:g} s, probably because the driver or a volume hangs: ask again later, "
+        "or look at the host",
+    )

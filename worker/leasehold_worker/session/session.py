@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, cast, final
@@ -93,9 +93,6 @@ SILENCE_LIMIT_S: Final = 86_400.0
 RECONNECT_LIMIT_S: Final = 300.0
 """Longest time that a drain may keep a worker away."""
 
-QUESTIONS_LIMIT: Final = 256
-"""Questions that may wait for their answers, of 64 KiB at most each. Further questions are refused."""
-
 BACKOFF_MIN_S: Final = 0.5
 BACKOFF_MAX_S: Final = 8.0
 HEALTHY_AFTER_S: Final = 60.0
@@ -151,8 +148,6 @@ class CoordinatorSession:
         self._epoch = state_directory.last_epoch()
         self._described = reporter.description()
         self._ignored = 0
-        self._asked = 0
-        """Questions whose answers are not in the outbox yet."""
         self._answer_turn = trio.Lock()
         self._newest_authorities: Authorities | None = None
         """The last authorities that came, while earlier ones are being stored."""
@@ -458,22 +453,24 @@ class CoordinatorSession:
             next_s = self._load_interval_s * random.uniform(0.9, 1.1)
 
     def _ask(self, frame: ConnectResponse, outbox: Outbox, nursery: trio.Nursery) -> None:
-        if self._asked < QUESTIONS_LIMIT:
-            self._asked += 1
-            nursery.start_soon(self._answer, frame, outbox)
-        elif outbox.has_room and (refusal := self._queries.refuse(frame, _FULL)):
-            outbox.put_answer(refusal)
-
-    async def _answer(self, frame: ConnectResponse, outbox: Outbox) -> None:
+        place = ExitStack()
         try:
+            place.enter_context(self._queries.place(frame))
+        except OperationError as error:
+            if outbox.has_room and (refusal := self._queries.refuse(frame, error)):
+                outbox.put_answer(refusal)
+            return
+        nursery.start_soon(self._answer, frame, outbox, place)
+
+    async def _answer(self, frame: ConnectResponse, outbox: Outbox, place: ExitStack) -> None:
+        """Answers a question, whose place is free once the answer is in the outbox."""
+        with place:
             if (answer := await self._queries.answer(frame)) is None:
                 return
             async with self._answer_turn:
                 while not outbox.has_room:  # noqa: ASYNC110 - gRPC's thread tells nobody
                     await trio.sleep(POLL_INTERVAL_S)
                 outbox.put_answer(answer)
-        finally:
-            self._asked -= 1
 
 
 def _check_command_id(command_id: str) -> None:
@@ -527,8 +524,4 @@ def _farewell(goodbye: Goodbye) -> SessionEndError:
 _INSECURE: Final = (
     "the connection to %s has no TLS: anybody on the network path can read everything, and steal the "
     "worker's token; start the coordinator without --insecure, and write its address without insecure:"
-)
-_FULL: Final = OperationError(
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
-    f"{QUESTIONS_LIMIT} questions wait for this worker's answers, which is its limit: ask again later",
 )

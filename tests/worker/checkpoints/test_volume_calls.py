@@ -1,0 +1,137 @@
+"""Calls on an image directory whose volume hangs: they end in time, and leave nothing behind."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold_worker.checkpoints import volume_calls
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
+from leasehold_worker.checkpoints.volume_calls import CALLS_AT_ONCE, call_volume, discard_in_time
+from leasehold_worker.errors import OperationError
+
+from tests.worker.checkpoints.test_directory import MIB, World, ids
+from tests.worker.dead_volumes import dead_volume
+
+HANG_S = 20.0
+"""Longest time that a thread waits, if a test fails."""
+
+
+@contextmanager
+def hung() -> Iterator[threading.Event]:
+    """A volume that hangs until the end of the context."""
+    answers = threading.Event()
+    try:
+        yield answers
+    finally:
+        answers.set()
+
+
+async def until(condition: threading.Event) -> None:
+    with trio.fail_after(10):
+        while not condition.is_set():  # noqa: ASYNC110 - a thread sets it
+            await trio.sleep(0.01)
+
+
+async def test_a_call_without_an_answer_ends_at_its_deadline() -> None:
+    with (
+        hung() as answers,
+        trio.fail_after(5),
+        pytest.raises(OperationError, match="did not answer within") as refused,
+    ):
+        await call_volume(answers.wait, HANG_S, timeout_s=0.1)
+    assert refused.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+
+
+async def test_a_cancellation_of_a_call_without_an_answer_takes_effect_at_once() -> None:
+    with hung() as answers, trio.fail_after(5), trio.move_on_after(0.1) as scope:
+        await call_volume(answers.wait, HANG_S)
+    assert scope.cancelled_caught
+
+
+async def test_calls_that_hang_are_bounded_and_further_ones_end_in_time() -> None:
+    begun: list[threading.Event] = []
+
+    def hang(answers: threading.Event) -> None:
+        begun.append(answers)
+        answers.wait(HANG_S)
+
+    async def fail(answers: threading.Event) -> None:
+        with pytest.raises(OperationError, match="did not answer within"):
+            await call_volume(hang, answers, timeout_s=0.3)
+
+    with hung() as answers, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(CALLS_AT_ONCE + 4):
+                nursery.start_soon(fail, answers)
+        while len(begun) < CALLS_AT_ONCE:  # noqa: ASYNC110 - threads tell nobody
+            await trio.sleep(0.01)
+    assert len(begun) == CALLS_AT_ONCE
+    assert await call_volume(lambda: 5) == 5, "the threads are free once the volume answers"
+
+
+async def test_an_image_that_was_begun_too_late_is_deleted(tmp_path: Path) -> None:
+    """Its lock would keep it from any sweep."""
+    store, undone = ImageStore(tmp_path), threading.Event()
+
+    def begin(answers: threading.Event) -> PartialImage:
+        answers.wait(HANG_S)
+        return store.begin("w-1")
+
+    def undo(image: PartialImage) -> None:
+        assert image.path.exists()
+        image.discard()
+        undone.set()
+
+    with hung() as answers, pytest.raises(OperationError, match="did not answer within"):
+        await call_volume(begin, answers, timeout_s=0.1, undo=undo)
+    await until(undone)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_reservation_that_was_given_up_deletes_nothing_later(tmp_path: Path) -> None:
+    world, done = World(tmp_path / "images"), threading.Event()
+    unneeded = world.image("gone", 3 * MIB)
+    disk: CheckpointDirectory = world.disk(limit=5 * MIB, keep_images=True)
+
+    def hold(answers: threading.Event) -> None:
+        answers.wait(HANG_S)
+        room.hold(4 * MIB)
+        done.set()
+
+    with hung() as answers, pytest.raises(OperationError, match="did not answer within"), disk.room() as room:
+        await call_volume(hold, answers, timeout_s=0.1)
+    await until(done)
+    assert ids(disk) == [unneeded]
+    assert room.held_bytes == 0
+
+
+async def test_a_deletion_that_was_given_up_before_it_began_deletes_nothing_later(tmp_path: Path) -> None:
+    world, done = World(tmp_path / "images"), threading.Event()
+    image = world.image("gone", MIB)
+    disk = world.disk(keep_images=True)
+
+    def delete(answers: threading.Event) -> None:
+        answers.wait(HANG_S)
+        try:
+            disk.delete([image], force=False, check=trio.from_thread.check_cancelled)
+        finally:
+            done.set()
+
+    with hung() as answers, pytest.raises(OperationError, match="did not answer within"):
+        await call_volume(delete, answers, timeout_s=0.1)
+    await until(done)
+    assert ids(disk) == [image]
+
+
+async def test_a_removal_on_a_dead_volume_delays_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.2)
+    with dead_volume(tmp_path / "volume"), trio.fail_after(5):
+        await discard_in_time(tmp_path / "volume")

@@ -382,6 +382,35 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         expect(told).to_have_count(0 if end == "CANCELLED" else 1)
 
 
+@pytest.mark.long
+def test_a_click_cancels_no_command_that_has_moved_below_the_pointer(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(number: int) -> None:
+            names = {"workload_id": f"w-{number}", "name": f"one-{number}", "status": {"state": "RUNNING"}}
+            command = {"command_id": f"c-{number}", "workload_id": f"w-{number}", "create_time": number}
+            row = {**command, "operation": {"suspend": {}}, "state": "RUNNING"}
+            changes = [["workload", f"w-{number}", names], ["command", f"c-{number}", row]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell(1)
+        rows = page.locator('[aria-label="Under way"] .command')
+        rows.locator("button").hover()
+        page.mouse.down()
+        tell(2)  # the latest is on top, where the pointer is
+        expect(rows).to_have_count(2)
+        page.mouse.up()
+        expect(page.locator("dialog")).to_have_count(0, timeout=5_000)
+        rows.get_by_role("button", name="Cancel the suspend: one-1").click()
+        expect(page.locator("dialog h2")).to_have_text("Cancel the suspend: one-1")
+
+
 CANCELLABLE: Final = """async (commands) => {
   const { commandActions } = await import("/static/actions.js");
   const { live } = await import("/static/live.js");

@@ -2,7 +2,7 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName, workloadName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
@@ -49,11 +49,12 @@ export function workerActions(worker) {
 
 export function commandActions(command) {
   if (CONCLUDED.has(command.state) || command.cancel_requested || !mayCancel(command)) return [];
-  return [button("Cancel…", () => cancel(command), "danger")];
+  return [button("Cancel…", () => cancel(command), "danger", titleOfCancellation(command))];
 }
 
-function button(text, onclick, kind = "") {
-  return h("button", { onclick, class: kind, type: "button" }, text);
+// name: what a screen reader says instead of the text, if several buttons have this text.
+function button(text, onclick, kind = "", name = undefined) {
+  return h("button", { onclick, class: kind, type: "button", "aria-label": name }, text);
 }
 
 function suspend(workload) {
@@ -257,9 +258,13 @@ function effectOfCancellation({ state }) {
   return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
 }
 
+function titleOfCancellation(command) {
+  return `Cancel the ${operationOf(command)}: ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`;
+}
+
 function cancel(command) {
   confirm({
-    title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
+    title: titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
     subject: { kind: "command", entry: command },
     effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ state }) => CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },

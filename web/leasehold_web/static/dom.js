@@ -50,9 +50,11 @@ export function keepFocus() {
   };
 }
 
-// What a part is for, which stays the same when it is drawn anew.
+// What a part is for, which stays the same when it is drawn anew. An id around the part ("data-of") tells equal buttons
+// of several entries apart.
 export function purpose(element) {
-  return element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
+  const of = element.closest("[data-of]")?.dataset.of ?? "";
+  return `${of}\n${element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent}`;
 }
 
 export function announce(text) {

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import open_page
+from .browsers import SCRIPTED_STREAM, open_page
 from .conftest import WebFleet
 
 TABLE: Final = """async (number) => {
@@ -61,3 +61,28 @@ def test_the_table_of_a_timeline_tells_the_number_of_its_spans(browser: Browser,
         told, rows = page.evaluate(TABLE, 2)
         assert re.fullmatch("2 spans from .*, the latest first[.]", told)
         assert rows == 2
+
+
+@pytest.mark.long
+def test_the_focus_stays_on_its_command(browser: Browser, web_fleet: WebFleet) -> None:
+    """Each command has the same buttons, and maybe a link to the same workload."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(number: int) -> None:
+            command = {"command_id": f"c-{number}", "workload_id": "w-1", "create_time": number}
+            row = {**command, "operation": {"suspend": {}}, "state": "RUNNING"}
+            page.evaluate("tell", {"changes": [["command", f"c-{number}", row]], "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        rows = page.locator('[aria-label="Under way"] .command')
+        tell(1)
+        tell(2)
+        for at, part in enumerate(("button", 'a[href="/workloads/w-1"]')):
+            expect(rows).to_have_count(2 + at)
+            rows.last.locator(part).focus()
+            tell(3 + at)  # the latest is on top
+            expect(rows).to_have_count(3 + at)
+            expect(rows.last.locator(part)).to_be_focused(timeout=5_000)

@@ -29,24 +29,34 @@ export function append(element, children) {
   }
 }
 
-// Draws the content of an element anew. The focus stays on the part with the same purpose, if there is exactly one.
+// Draws the content of an element anew. The focus stays on the part with the same purpose.
 export function replace(element, ...children) {
   const focused = element !== document.activeElement && element.contains(document.activeElement) ? document.activeElement : null;
+  const find = focused && finder(element, focused);
   element.replaceChildren();
   append(element, children);
-  if (!focused) return;
-  const [same, ...others] = [...element.querySelectorAll(focused.localName)].filter((one) => purpose(one) === purpose(focused));
-  if (!others.length) same?.focus({ preventScroll: true });
+  find?.()?.focus({ preventScroll: true });
 }
 
-// Keeps the part that has the focus. Returns how to give the focus back: to this part, to the only one with the same
-// purpose if the part was drawn anew, or else to the drawer or the view.
+// Keeps the part that has the focus. Returns how to give the focus back: to this part, to the one with the same purpose
+// if the part was drawn anew, or else to the drawer or the view.
 export function keepFocus() {
   const before = document.activeElement;
+  const find = before === document.body ? () => null : finder(document, before);
   return () => {
-    const same = before.isConnected ? [before] : [...document.querySelectorAll(before.localName)].filter((one) => purpose(one) === purpose(before));
-    const part = same.length === 1 && before !== document.body ? same[0] : null;
+    const part = before.isConnected && before !== document.body ? before : find();
     (part ?? document.querySelector(".drawer .close") ?? document.getElementById("main")).focus({ preventScroll: true });
+  };
+}
+
+// Returns how to find a part of a root again after a change. Among parts of equal purpose, such as two links to one
+// workload, it is the one at the same place as before, or the last one if there are fewer.
+function finder(root, part) {
+  const alike = () => [...root.querySelectorAll(part.localName)].filter((one) => purpose(one) === purpose(part));
+  const place = alike().indexOf(part);
+  return () => {
+    const found = alike();
+    return found[place] ?? found.at(-1);
   };
 }
 

@@ -121,6 +121,27 @@ def test_a_deletion_reaches_the_list_and_the_pages_of_a_workload_and_a_host(
         expect(other.locator(".box.bad")).to_have_text("The host alpha was deleted.")
 
 
+@pytest.mark.long
+def test_a_gap_between_the_server_and_the_coordinator_is_caught_up(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """The window keeps its stream meanwhile."""
+    command = {"command_id": "c-1", "operation": {"stop": {}}, "create_time": 1, "end_time": 2}
+    commands: list[dict[str, object]] = []
+    answer = {"commands": commands, "next_page_token": ""}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/commands?*", lambda route: route.fulfill(json=answer))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        past = page.locator('[aria-label="Past"]')
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        expect(past).to_contain_text("No command has ended yet.")
+        commands.append({**command, "state": "SUCCEEDED"})
+        page.evaluate("tell", {"gap": {}, "state": {}})
+        expect(past).to_contain_text("stop", timeout=10_000)
+
+
 ENDED_COMMANDS: Final = """async () => {
   const { live } = await import("/static/live.js");
   const changes = Array.from({ length: 1100 }, (_, at) => ["command", `c-${at}`, { state: "FAILED" }]);

@@ -54,7 +54,7 @@ export function mayCancel({ actor, on_behalf_of: user, owners = [] }) {
 }
 
 // Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
-// tells that the view is complete again after a new connection, and "role" that the caller or its role is another.
+// tells that the view is complete again after lost changes, and "role" that the caller or its role is another.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -163,6 +163,8 @@ function take(message) {
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
+  // The server itself had no contact, and got a snapshot. What began and ended before it is in no snapshot.
+  if (message.gap) note("gap", "");
   noteShown(message);
 }
 

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Route, expect
 from .browsers import SCRIPTED_STREAM, Complaints, open_page, slot
 from .conftest import WebFleet
 
+LATE = "no answer from the server in time: if many windows of this page are open, close some"
 DEADLINE = """AbortSignal.timeout = () => {
   const aborted = new AbortController();
   window.passDeadline = () => aborted.abort(new DOMException("", "TimeoutError"));
@@ -37,7 +38,7 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         expect(page.locator("dialog footer")).to_have_text("Sending…CloseCordon")
         page.evaluate("passDeadline()")
         expect(page.locator("dialog .box.bad")).to_have_text(
-            "no answer from the server in time. The command may have been stored: see Commands. "
+            f"{LATE}. The command may have been stored: see Commands. "
             "“Cordon” again is safe: it is not carried out twice."
         )
         page.click('dialog button:text-is("Cordon")', timeout=5_000)

@@ -950,7 +950,7 @@ def test_an_answer_that_breaks_off_is_told_as_none(browser: Browser, web_fleet: 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(CUT_BODIES) == [
             "AbortError: cut",
-            "0: no answer from the server in time",
+            "0: no answer from the server in time: if many windows of this page are open, close some",
             "0: the server does not answer: it may be starting again",
             "502: the server answered 502",
         ]

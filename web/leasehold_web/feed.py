@@ -1,7 +1,7 @@
 """The live view of one caller: four watches of the API, shared by the browsers and logins with this view.
 
-The watches resume by their tokens after an outage, and a snapshot replaces the view if a token is too old. No snapshot
-has what began and ended before it. So browsers are told of such a gap, and ask for lists again.
+The watches resume by their tokens after an outage, and a snapshot replaces the view if a token is too old. No
+snapshot has what began and ended before it. So browsers are told of such a gap, and ask for lists again.
 """
 
 import asyncio

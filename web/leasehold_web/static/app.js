@@ -102,8 +102,9 @@ function showContact() {
   let text = "";
   if (live.refused) {
     text = `The coordinator refuses this login now: ${live.refused.message}. The page ${shows}tries again by itself.`;
-  } else if (!live.isConnected && live.seenAt) {
-    text = `No contact since ${when(live.seenAt)}. The page ${shows}connects again by itself.`;
+  } else if (!live.isConnected && (live.seenAt || live.problem !== null)) {
+    const since = live.seenAt ? `since ${when(live.seenAt)}` : "yet";
+    text = `No contact ${since}${live.problem ? ` (${live.problem})` : ""}. The page ${shows}connects again by itself.`;
   } else if (live.lost) {
     const why = live.lost.message ? ` (${live.lost.message})` : "";
     text = `No contact with the coordinator since ${when(live.lost.since)}${why}. The page ${shows}connects again by itself.`;

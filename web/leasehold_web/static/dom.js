@@ -85,8 +85,17 @@ export class Refusal extends Error {
   }
 }
 
+// A browser keeps a request for itself while all of its connections to a server are in use, so each has a limit.
+const ANSWER_MS = 65000; // longer than the server's own limit
+const LATE = "no answer from the server in time: if many windows of this page are open, close some";
+
 export async function ask(path, { body, signal } = {}) {
-  const options = { signal, headers: { Accept: "application/json" }, credentials: "same-origin" };
+  const limit = new AbortController();
+  const end = () => limit.abort(signal.reason);
+  if (signal?.aborted) end();
+  signal?.addEventListener("abort", end);
+  const timer = setTimeout(() => limit.abort(new DOMException("", "TimeoutError")), ANSWER_MS);
+  const options = { signal: limit.signal, headers: { Accept: "application/json" }, credentials: "same-origin" };
   if (body !== undefined) {
     options.method = "POST";
     options.body = JSON.stringify(body);
@@ -100,7 +109,10 @@ export async function ask(path, { body, signal } = {}) {
     found = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    if (error.name !== "SyntaxError") throw new Refusal(0, { message: error.name === "TimeoutError" ? "no answer from the server in time" : "the server does not answer: it may be starting again" });
+    if (error.name !== "SyntaxError") throw new Refusal(0, { message: error.name === "TimeoutError" ? LATE : "the server does not answer: it may be starting again" });
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", end);
   }
   found ??= {}; // no JSON, as from a proxy
   if (answer.ok) return found;

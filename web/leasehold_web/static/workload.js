@@ -190,25 +190,29 @@ function checkpointsTable(answer) {
 function outputCard(id, current) {
   const text = h("pre", { class: "output", tabindex: "0", role: "log", "aria-label": "Output", "aria-live": "off" });
   const follow = h("input", { type: "checkbox", id: "follow", checked: true });
+  const size = h("span", {});
   const told = h("span", { role: "status" });
   let source = null;
   let retry = 0;
+  let isPaused = false;
   let offset = 0;
   let remove = () => {};
   function open() {
     if (source) return;
+    isPaused = false;
     clearTimeout(retry);
     source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
+    source.onopen = () => say("");
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
       offset = Number(event.lastEventId) || part.next_offset;
       text.append(part.text);
       while (text.textContent.length > OUTPUT_CHARACTERS && text.childNodes.length > 1) text.firstChild.remove();
       if (follow.checked) text.scrollTop = text.scrollHeight;
-      told.textContent = bytes(offset);
+      size.textContent = bytes(offset);
     };
     source.addEventListener("end", () => {
-      told.textContent = `${bytes(offset)}, complete`;
+      say("complete");
       remove();
     });
     source.addEventListener("refused", (event) => {
@@ -219,7 +223,21 @@ function outputCard(id, current) {
     source.onerror = () => {
       close();
       again();
+      tellBreak();
     };
+  }
+  // A stream does not tell why it failed.
+  async function tellBreak() {
+    const { full } = await ask("/api/session").catch(() => ({}));
+    if (!source && !isPaused) say(`interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
+  }
+  function pause() {
+    close();
+    isPaused = true;
+    say("paused: another window shows an output. This output goes on once you use this window.");
+  }
+  function say(text) {
+    if (told.textContent !== text) told.textContent = text;
   }
   function close() {
     clearTimeout(retry);
@@ -229,7 +247,7 @@ function outputCard(id, current) {
   function again() {
     if (!ENDED.has(current().status?.state)) retry = setTimeout(open, 2000);
   }
-  remove = addStream({ open, close });
-  const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), told));
+  remove = addStream({ open, close, pause });
+  const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), size, told));
   return { element, end: remove };
 }

@@ -53,6 +53,20 @@ def test_a_list_tells_its_bound_and_what_is_not_loaded(browser: Browser, web_fle
 
 
 @pytest.mark.long
+def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.goto(f"{web_fleet.url}workloads")
+        page.fill("input[type=search]", "one")
+        page.locator(".skip").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        page.wait_for_timeout(300)
+        assert page.input_value("input[type=search]") == "one"
+        page.keyboard.press("Tab")
+        expect(page.locator("input[type=search]")).to_be_focused()
+
+
+@pytest.mark.long
 def test_the_table_of_a_timeline_tells_the_number_of_its_spans(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         told, rows = page.evaluate(TABLE, 1_500)

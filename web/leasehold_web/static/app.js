@@ -92,6 +92,11 @@ document.addEventListener("click", (event) => {
   go(link.getAttribute("href"));
 });
 window.addEventListener("popstate", () => draw(true));
+// A fragment in the address would draw the view anew.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 
 function showContact() {
   const { identity, role, on_behalf_of: user } = live.session;

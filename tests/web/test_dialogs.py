@@ -379,6 +379,8 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         )
         page.click('dialog button:text-is("Cancel the command")')
         expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
+        status = page.locator('dialog footer [role="status"]')
+        expect(status).to_have_text(f"The suspend has ended: {end.lower()}.", timeout=10_000)
         told = page.get_by_text("The command was not cancelled.")
         expect(told).to_have_count(0 if end == "CANCELLED" else 1)
 

@@ -1,5 +1,5 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
-import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
+import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 import { latestEntries } from "/static/latest_entries.js";
 import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName, workloadName } from "/static/live.js";
@@ -275,6 +275,13 @@ function picture(pairs) {
   return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
 }
 
+// What a screen reader says of commands that have ended.
+function endText(commands) {
+  if (commands.length === 1) return `The ${operationOf(commands[0])} has ended: ${lower(commands[0].state)}.`;
+  const states = [...new Set(commands.map((one) => one.state))];
+  return commands.length ? `${commands.length} commands have ended: ${states.map((state) => `${commands.filter((one) => one.state === state).length} ${lower(state)}`).join(", ")}.` : "";
+}
+
 // A text below the view, until it is closed or another one comes.
 export function notice(...parts) {
   document.querySelector(".notice")?.remove();
@@ -420,10 +427,12 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {
         no.textContent = "Close";
+        setText(told, endText(commands));
         endChanges?.();
       }
     };
     yes.remove();
+    told.className = "unseen"; // the commands show it
     no.textContent = isCancellation ? "Close" : "Close, and let it go on";
     no.focus();
     endChanges?.();

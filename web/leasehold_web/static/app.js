@@ -1,6 +1,6 @@
 // The frame of the page: views by path, the caller, and whether there is contact.
 import "/static/clicks.js";
-import { append, ask, h, replace, safe } from "/static/dom.js";
+import { append, ask, h, replace, safe, setText } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
 import { lower, when } from "/static/words.js";
 
@@ -114,8 +114,7 @@ function showContact() {
     const why = live.lost.message ? ` (${live.lost.message})` : "";
     text = `No contact with the coordinator since ${when(live.lost.since)}${why}. The page ${shows}connects again by itself.`;
   }
-  text = safe(text);
-  if (contact.textContent !== text) contact.textContent = text;
+  setText(contact, text);
 }
 
 // What Esc closes is up to the view. "/" leads to its search field.

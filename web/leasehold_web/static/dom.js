@@ -67,6 +67,11 @@ export function purpose(element) {
   return `${of}\n${element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent}`;
 }
 
+// Sets the text of an element. A status with the same text stays as it is: a screen reader reads each change.
+export function setText(element, text) {
+  if (element.textContent !== safe(text)) element.textContent = safe(text);
+}
+
 export function announce(text) {
   document.getElementById("announcer").textContent = safe(text);
 }

@@ -7,7 +7,7 @@ import { live, placeOf } from "/static/live.js";
 import { bytes, lower, stateText, UNKNOWN, when } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
-  const element = h("aside", { class: "drawer", "aria-label": "GPU" });
+  const element = h("aside", { class: "drawer", "aria-label": `GPU ${placeOf(uuid)}`, tabindex: "-1" });
   let before = "";
   function update() {
     const gpu = live.gpus.get(uuid);

@@ -1,5 +1,5 @@
 // One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
-import { append, ask, h, replace, safe } from "/static/dom.js";
+import { append, ask, h, replace, setText } from "/static/dom.js";
 import { commandActions, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { commandView } from "/static/command_view.js";
@@ -204,7 +204,7 @@ function outputCard(id) {
     isPaused = false;
     clearTimeout(retry);
     source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
-    source.onopen = () => !isRefused && say(""); // a refusal comes by an open stream
+    source.onopen = () => !isRefused && setText(told, ""); // a refusal comes by an open stream
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
       offset = Number(event.lastEventId) || part.next_offset;
@@ -213,16 +213,16 @@ function outputCard(id) {
       if (follow.checked) text.scrollTop = text.scrollHeight;
       size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${OUTPUT_CHARACTERS.toLocaleString("en")} characters are shown` : ""}`;
       isRefused = false;
-      say("");
+      setText(told, "");
     };
     source.addEventListener("end", () => {
-      say("complete");
+      setText(told, "complete");
       remove();
     });
     source.addEventListener("refused", (event) => {
       close();
       isRefused = true;
-      say(JSON.parse(event.data).message);
+      setText(told, JSON.parse(event.data).message);
       again();
     });
     source.onerror = () => {
@@ -234,15 +234,12 @@ function outputCard(id) {
   // A stream does not tell why it failed.
   async function tellBreak() {
     const { full } = await ask("/api/session").catch(() => ({}));
-    if (!source && !isPaused) say(`interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
+    if (!source && !isPaused) setText(told, `interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
   }
   function pause() {
     close();
     isPaused = true;
-    say("paused: another window shows an output. This output goes on once you use this window.");
-  }
-  function say(words) {
-    if (told.textContent !== safe(words)) told.textContent = safe(words);
+    setText(told, "paused: another window shows an output. This output goes on once you use this window.");
   }
   function cut() {
     let over = text.textContent.length - OUTPUT_CHARACTERS;

@@ -1,6 +1,7 @@
 """The bounds of the server: browsers that send or read nothing, and callers that log in again and again."""
 
 import asyncio
+import json
 import socket
 import ssl
 import time
@@ -15,6 +16,7 @@ import pytest
 import uvloop
 from aiohttp import web
 from google.protobuf.message import Message
+from leasehold.v1.access_service_pb2 import WhoAmIRequest, WhoAmIResponse
 from leasehold.v1.event_pb2 import Event
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.mutual_context import mutual_context
@@ -279,6 +281,43 @@ def test_the_streams_of_one_caller_keep_out_no_other(monkeypatch: Any) -> None:
         assert b" 200 " in await look(await log_in(port, "other"))
         for writer in looking:
             writer.transport.abort()
+
+    on_server(story)
+
+
+def test_a_session_tells_why_a_further_stream_is_refused(monkeypatch: Any) -> None:
+    """A browser hides the status of a stream from its page."""
+    monkeypatch.setattr(streams, "STREAMS_PER_SESSION", 1)
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+
+    class Access:
+        async def WhoAmI(self, request: WhoAmIRequest, **call: Any) -> WhoAmIResponse:
+            return WhoAmIResponse(identity="user/ann")
+
+    async def by_token(doors: Doors, token: str, address: str) -> Entry:
+        async def api() -> Any:
+            return SimpleNamespace(access=Access(), metadata=())
+
+        async def leave() -> None:
+            pass
+
+        return Entry(token, api, object(), b"", leave)
+
+    monkeypatch.setattr(Doors, "by_token", by_token)
+
+    async def story(port: Port, _: web.Server) -> None:
+        async def told() -> Any:
+            reader, writer = await send(port, "GET /api/session", f"Cookie: {cookie}", "Connection: close")
+            answer = await reader.read()
+            writer.transport.abort()
+            return json.loads(answer.partition(b"\r\n\r\n")[2]).get("full")
+
+        cookie = await log_in(port)
+        assert await told() is None
+        reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
+        assert b" 200 " in await reader.readline()
+        assert await told() == "1 streams of this user are open: close some of its windows"
+        writer.transport.abort()
 
     on_server(story)
 

@@ -55,6 +55,59 @@ def test_the_page_says_which_state_it_shows(browser: Browser, web_fleet: WebFlee
         expect(contact).to_contain_text(f"The page shows the state of {clock(page, lost)}, and")
 
 
+FAILING_STREAM: Final = """
+window.EventSource = class {
+  constructor() {
+    setTimeout(() => this.onerror(), 0);
+  }
+  close() {}
+};
+"""
+
+
+@pytest.mark.long
+def test_a_window_without_a_stream_says_why(browser: Browser, web_fleet: WebFleet) -> None:
+    """A browser hides the answer to a stream that the server refuses."""
+    told = {"identity": "user/ann", "role": "VIEWER"}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/session", lambda route: route.fulfill(json=told))
+        page.add_init_script(FAILING_STREAM)
+        page.reload()
+        contact = page.locator("#contact")
+        expect(contact).to_have_text("No contact yet. The page connects again by itself.", timeout=10_000)
+        told["full"] = "16 streams of this user are open"
+        expect(contact).to_have_text(
+            "No contact yet (16 streams of this user are open). The page connects again by itself."
+        )
+
+
+UNANSWERED: Final = """async () => {
+  const { ask } = await import("/static/dom.js");
+  window.fetch = (path, { signal }) => new Promise((_, reject) => {
+    signal.addEventListener("abort", () => reject(signal.reason));
+  });
+  const closed = new AbortController();
+  const told = [];
+  ask("/api/one", { signal: closed.signal }).catch((error) => told.push(error.name));
+  closed.abort();
+  ask("/api/two").catch((error) => told.push(error.message));
+  window.told = told;
+}"""
+
+
+@pytest.mark.long
+def test_a_request_that_the_browser_never_sends_ends(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.clock.install()
+        page.evaluate(UNANSWERED)
+        page.clock.fast_forward(66_000)
+        page.wait_for_function("() => told.length === 2", timeout=10_000)
+        assert page.evaluate("told") == [
+            "AbortError",
+            "no answer from the server in time: if many windows of this page are open, close some",
+        ]
+
+
 DATES: Final = """async () => {
   const { eventsView } = await import("/static/events_view.js");
   const { textOf } = await import("/static/timeline_words.js");

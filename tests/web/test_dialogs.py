@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Route, expect
 from .browsers import SCRIPTED_STREAM, Complaints, open_page, slot
 from .conftest import WebFleet
 
+LATE = "no answer from the server in time: if many windows of this page are open, close some"
 DEADLINE = """AbortSignal.timeout = () => {
   const aborted = new AbortController();
   window.passDeadline = () => aborted.abort(new DOMException("", "TimeoutError"));
@@ -37,7 +38,7 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         expect(page.locator("dialog footer")).to_have_text("Sending…CloseCordon")
         page.evaluate("passDeadline()")
         expect(page.locator("dialog .box.bad")).to_have_text(
-            "no answer from the server in time. The command may have been stored: see Commands. "
+            f"{LATE}. The command may have been stored: see Commands. "
             "“Cordon” again is safe: it is not carried out twice."
         )
         page.click('dialog button:text-is("Cordon")', timeout=5_000)
@@ -378,8 +379,39 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         )
         page.click('dialog button:text-is("Cancel the command")')
         expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
+        status = page.locator('dialog footer [role="status"]')
+        expect(status).to_have_text(f"The suspend has ended: {end.lower()}.", timeout=10_000)
         told = page.get_by_text("The command was not cancelled.")
         expect(told).to_have_count(0 if end == "CANCELLED" else 1)
+
+
+@pytest.mark.long
+def test_a_click_cancels_no_command_that_has_moved_below_the_pointer(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(number: int) -> None:
+            names = {"workload_id": f"w-{number}", "name": f"one-{number}", "status": {"state": "RUNNING"}}
+            command = {"command_id": f"c-{number}", "workload_id": f"w-{number}", "create_time": number}
+            row = {**command, "operation": {"suspend": {}}, "state": "RUNNING"}
+            changes = [["workload", f"w-{number}", names], ["command", f"c-{number}", row]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell(1)
+        rows = page.locator('[aria-label="Under way"] .command')
+        rows.locator("button").hover()
+        page.mouse.down()
+        tell(2)  # the latest is on top, where the pointer is
+        expect(rows).to_have_count(2)
+        page.mouse.up()
+        expect(page.locator("dialog")).to_have_count(0, timeout=5_000)
+        rows.get_by_role("button", name="Cancel the suspend: one-1").click()
+        expect(page.locator("dialog h2")).to_have_text("Cancel the suspend: one-1")
 
 
 CANCELLABLE: Final = """async (commands) => {

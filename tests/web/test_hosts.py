@@ -76,3 +76,39 @@ def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web
         load("GPU-70")
         expect(page.locator(".notice")).to_contain_text("No GPU has this UUID now.")
         expect(page.locator(".drawer")).to_have_count(0)
+
+
+UNPOLLED: Final = """
+const setEach = window.setInterval;
+window.setInterval = (call, pause) => (pause === 5000 ? 0 : setEach(call, pause));
+"""
+
+
+@pytest.mark.long
+def test_the_page_of_a_host_keeps_the_focus_and_ignores_events_of_other_hosts(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A workload has a link beside its GPU, and another one among the workloads."""
+    gpu = {**GPU, "state": "LEASED", "workload_id": "w-1", "workload_name": "one"}
+    workload = {"workload_id": "w-1", "name": "one", "worker_id": "worker-a", "status": {"state": "RUNNING"}}
+    changes = [["worker", "worker-a", WORKER], ["gpu", "GPU-1", gpu], ["workload", "w-1", workload]]
+    answer = {"worker": WORKER, "gpus": [{"gpu": GPU}], "events": []}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/workers/*", lambda route: route.fulfill(json=answer))
+        page.add_init_script(SCRIPTED_STREAM + UNPOLLED)
+        page.goto(f"{web_fleet.url}workers/alpha")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        links = page.locator('.card a[href="/workloads/w-1"]')
+        expect(links).to_have_count(2)
+        links.last.focus()
+        former = page.locator(".cards[data-former]")
+        page.evaluate("document.querySelector('.cards').dataset.former = ''")
+        page.evaluate("tell", {"changes": [["event", "e-1", {"event_id": "e-1", "worker_id": "worker-b"}]]})
+        page.wait_for_timeout(400)
+        expect(former).to_have_count(1)
+        event = {"event_id": "e-2", "worker_id": "worker-a", "message": "a fan", "time": 1}
+        page.evaluate("tell", {"changes": [["event", "e-2", event]]})
+        expect(page.locator(".events")).to_contain_text("a fan")
+        expect(former).to_have_count(0)
+        expect(links.last).to_be_focused(timeout=5_000)

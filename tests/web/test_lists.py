@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import open_page
+from .browsers import SCRIPTED_STREAM, open_page
 from .conftest import WebFleet
 
 TABLE: Final = """async (number) => {
@@ -52,6 +52,65 @@ def test_a_list_tells_its_bound_and_what_is_not_loaded(browser: Browser, web_fle
             expect(page.locator("main")).not_to_contain_text(told)  # all are
 
 
+WATCHED: Final = """() => {
+  window.changes = 0;
+  const watcher = new MutationObserver((all) => (changes += all.length));
+  for (const one of document.querySelectorAll('[role="status"]')) {
+    watcher.observe(one, { childList: true, characterData: true, subtree: true });
+  }
+}"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["workload", "command"])
+def test_a_screen_reader_hears_what_matches_and_no_equal_count(
+    browser: Browser, web_fleet: WebFleet, kind: str
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(time: int) -> None:
+            row = {
+                "create_time": time,
+                "workload_id": "w-1",
+                "command_id": "c-1",
+                "worker_id": f"host-{time}",
+            }
+            row |= {"workload": {"name": "one", "status": {"state": "RUNNING"}}, "command": {}}[kind]
+            page.evaluate("tell", {"changes": [[kind, f"{kind[0]}-1", row]], "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}{kind}s")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        tell(1)
+        shown = page.locator(".page")
+        expect(shown).to_contain_text("one" if kind == "workload" else "operation")
+        page.wait_for_timeout(300)
+        page.evaluate(WATCHED)
+        former = page.locator(".page [data-former]")
+        part = ".page tbody tr" if kind == "workload" else ".page .command"
+        page.evaluate("(part) => { document.querySelector(part).dataset.former = ''; }", part)
+        tell(2)
+        expect(former).to_have_count(0)
+        assert page.evaluate("changes") == 0
+        page.fill("input[type=search]", "none")
+        expect(page.locator("#announcer")).to_have_text(f"Matching {kind}s: 0.", timeout=10_000)
+
+
+@pytest.mark.long
+def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.goto(f"{web_fleet.url}workloads")
+        page.fill("input[type=search]", "one")
+        page.locator(".skip").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        page.wait_for_timeout(300)
+        assert page.input_value("input[type=search]") == "one"
+        page.keyboard.press("Tab")
+        expect(page.locator("input[type=search]")).to_be_focused()
+
+
 @pytest.mark.long
 def test_the_table_of_a_timeline_tells_the_number_of_its_spans(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
@@ -61,3 +120,28 @@ def test_the_table_of_a_timeline_tells_the_number_of_its_spans(browser: Browser,
         told, rows = page.evaluate(TABLE, 2)
         assert re.fullmatch("2 spans from .*, the latest first[.]", told)
         assert rows == 2
+
+
+@pytest.mark.long
+def test_the_focus_stays_on_its_command(browser: Browser, web_fleet: WebFleet) -> None:
+    """Each command has the same buttons, and maybe a link to the same workload."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(number: int) -> None:
+            command = {"command_id": f"c-{number}", "workload_id": "w-1", "create_time": number}
+            row = {**command, "operation": {"suspend": {}}, "state": "RUNNING"}
+            page.evaluate("tell", {"changes": [["command", f"c-{number}", row]], "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        rows = page.locator('[aria-label="Under way"] .command')
+        tell(1)
+        tell(2)
+        for at, part in enumerate(("button", 'a[href="/workloads/w-1"]')):
+            expect(rows).to_have_count(2 + at)
+            rows.last.locator(part).focus()
+            tell(3 + at)  # the latest is on top
+            expect(rows).to_have_count(3 + at)
+            expect(rows.last.locator(part)).to_be_focused(timeout=5_000)

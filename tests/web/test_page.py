@@ -576,6 +576,12 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
         expect(page.locator(slot(page, 1))).to_be_focused()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("Enter")
+        expect(page.locator(".drawer")).to_be_focused()
+        expect(page.locator(slot(page, 0))).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Escape")
+        expect(page.locator(slot(page, 0))).to_be_focused()
+        expect(page.locator(slot(page, 0))).to_have_attribute("aria-expanded", "false")
+        page.keyboard.press("Enter")
         suspend = page.locator('.drawer button:text-is("Suspend")')
         suspend.focus()
         page.keyboard.press("Enter")
@@ -950,10 +956,59 @@ def test_an_answer_that_breaks_off_is_told_as_none(browser: Browser, web_fleet: 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(CUT_BODIES) == [
             "AbortError: cut",
-            "0: no answer from the server in time",
+            "0: no answer from the server in time: if many windows of this page are open, close some",
             "0: the server does not answer: it may be starting again",
             "502: the server answered 502",
         ]
+
+
+OUTPUT: Final = """
+window.EventSource = class {
+  constructor(url) {
+    this.listeners = {};
+    if (!url.includes("/output")) return;
+    window.opened = (window.opened ?? 0) + 1;
+    window.output = this;
+  }
+  addEventListener(kind, listener) {
+    this.listeners[kind] = listener;
+  }
+  close() {}
+};
+window.write = (text, offset) => {
+  output.onmessage({ data: JSON.stringify({ text }), lastEventId: String(offset) });
+};
+"""
+
+
+@pytest.mark.long
+def test_an_output_tells_what_it_lacks(browser: Browser, web_fleet: WebFleet) -> None:
+    workload = {"workload_id": "w-1", "name": "one", "status": {"state": "EXITED"}}
+    answer = {"workload": workload, "commands": [], "events": []}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.add_init_script(OUTPUT)
+        page.goto(f"{web_fleet.url}workloads/w-1")
+        page.wait_for_function("() => window.output?.listeners.end")
+        tools, text = page.locator(".output-tools"), page.locator(".output")
+        page.evaluate("write('a'.repeat(300000), 300000)")
+        expect(tools).to_have_text(re.compile("Follow293 KiB$"))
+        page.evaluate("write('b'.repeat(300000), 600000)")
+        assert [text.evaluate(f"one => one.textContent.split('{one}').length - 1") for one in "ab"] == [
+            100_000,
+            300_000,
+        ]
+        shown = "586 KiB, of which the last 400,000 characters are shown"
+        refused = "beta does not answer"
+        opened = page.evaluate("opened")
+        page.evaluate("data => output.listeners.refused({ data })", json.dumps({"message": refused}))
+        expect(tools).to_have_text(f"Follow{shown}{refused}")
+        page.wait_for_function("(opened) => window.opened > opened", arg=opened, timeout=10_000)
+        page.evaluate("output.onerror()")
+        expect(tools).to_contain_text("interrupted. The page asks for the rest again.")
+        page.wait_for_function("(opened) => window.opened > opened + 1", arg=opened, timeout=10_000)
+        page.evaluate("write('c', 600001); output.listeners.end()")
+        expect(tools).to_have_text(f"Follow{shown}complete")
 
 
 BIDIRECTIONAL: Final = """async () => {

@@ -255,6 +255,48 @@ def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeyp
     asyncio.run(story())
 
 
+def test_a_snapshot_after_lost_changes_is_told(monkeypatch: Any) -> None:
+    """A browser that stays connected to this server would not ask for what began and ended meanwhile."""
+
+    async def story() -> None:
+        opened = 0
+        has_first = asyncio.Event()
+
+        async def watch(api: Api, token: str) -> Any:
+            nonlocal opened
+            opened += 1
+            if token:
+                raise refused("INVALID_TOKEN")
+            yield WatchCommandsResponse(resume_token="t", bookmark=Bookmark(snapshot_end=True))
+            if opened == 1:
+                await has_first.wait()
+            else:
+                await asyncio.Event().wait()
+
+        async def api() -> Any:
+            return None
+
+        async def leave() -> None:
+            pass
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        entry = Entry("user/ann", api, object(), b"", leave)
+        view = Feed(entry)
+        with view.listening(entry) as listener:
+            async for message in listener.messages():
+                told = json.loads(message)
+                if told.get("state") == {"is_loading": False}:
+                    if has_first.is_set():
+                        break
+                    assert "gap" not in told
+                    has_first.set()
+        assert told["gap"] == {}
+        assert opened == 3
+        await view.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 def test_the_end_of_one_login_ends_no_view_of_another(monkeypatch: Any) -> None:
     async def story() -> None:
         used: list[Any] = []

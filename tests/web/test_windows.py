@@ -32,6 +32,11 @@ def show(page: Page) -> None:
     page.evaluate("isHidden = false; document.dispatchEvent(new Event('visibilitychange'))")
 
 
+def hide(page: Page) -> None:
+    """Hides it again."""
+    page.evaluate("isHidden = true; document.dispatchEvent(new Event('visibilitychange'))")
+
+
 @pytest.mark.long
 def test_hidden_windows_give_all_streams_back_and_take_them_again(browser: Browser, fleet: WebFleet) -> None:
     """A browser has six connections to a server, and the page of a workload has two streams."""
@@ -41,7 +46,9 @@ def test_hidden_windows_give_all_streams_back_and_take_them_again(browser: Brows
         page.goto("about:blank")
         hidden = [open_hidden(page.context, workload) for _ in range(2)]
         for one in hidden:
+            show(one)
             expect(one.locator(".output")).to_contain_text(re.compile(r"\d"))
+            hide(one)
         hidden += [open_hidden(page.context, fleet.url) for _ in range(2)]
         for one in hidden:
             one.clock.fast_forward(RELEASED_MS)
@@ -58,6 +65,45 @@ def test_hidden_windows_give_all_streams_back_and_take_them_again(browser: Brows
             expect(one.locator(".output")).not_to_have_text(before or "")
         show(hidden[2])
         expect_state(hidden[2], 0, "FREE")
+
+
+OUTPUTS: Final = """
+window.outputs = 0;
+window.EventSource = class {
+  constructor(url) {
+    this.isOutput = url.includes("/output");
+    if (this.isOutput) outputs += 1;
+  }
+  addEventListener() {}
+  close() {
+    if (this.isOutput) outputs -= 1;
+  }
+};
+"""
+
+
+@pytest.mark.long
+def test_only_the_window_that_was_used_last_has_an_output(browser: Browser, web_fleet: WebFleet) -> None:
+    """A browser has six connections to a server. An idle output needs one, too."""
+    workload = {"workload_id": "w-1", "name": "one", "status": {"state": "RUNNING"}}
+    answer = {"workload": workload, "commands": [], "events": []}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.context.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.context.add_init_script(OUTPUTS)
+        other = page.context.new_page()
+        for window, rest in ((page, other), (other, page)):
+            window.goto(f"{web_fleet.url}workloads/w-1")
+            window.wait_for_function("() => outputs === 1", timeout=10_000)
+            rest.wait_for_function("() => !window.outputs", timeout=10_000)
+        expect(page.get_by_label("Output", exact=True).first).to_contain_text("paused: another window")
+        page.evaluate("window.dispatchEvent(new Event('focus'))")
+        page.wait_for_function("() => outputs === 1")
+        other.wait_for_function("() => !outputs")
+        hidden = page.context.new_page()
+        hidden.add_init_script(HIDDEN)
+        hidden.goto(f"{web_fleet.url}workloads/w-1")
+        expect(hidden.locator(".output")).to_be_attached()
+        assert [one.evaluate("outputs") for one in (hidden, page)] == [0, 1]
 
 
 @pytest.mark.long
@@ -119,6 +165,27 @@ def test_a_deletion_reaches_the_list_and_the_pages_of_a_workload_and_a_host(
         fleet.fleet.end("alpha", signal.SIGTERM)
         fleet.fleet.cli("rm", "worker", "alpha", "--yes")
         expect(other.locator(".box.bad")).to_have_text("The host alpha was deleted.")
+
+
+@pytest.mark.long
+def test_a_gap_between_the_server_and_the_coordinator_is_caught_up(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """The window keeps its stream meanwhile."""
+    command = {"command_id": "c-1", "operation": {"stop": {}}, "create_time": 1, "end_time": 2}
+    commands: list[dict[str, object]] = []
+    answer = {"commands": commands, "next_page_token": ""}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/commands?*", lambda route: route.fulfill(json=answer))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        past = page.locator('[aria-label="Past"]')
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        expect(past).to_contain_text("No command has ended yet.")
+        commands.append({**command, "state": "SUCCEEDED"})
+        page.evaluate("tell", {"gap": {}, "state": {}})
+        expect(past).to_contain_text("stop", timeout=10_000)
 
 
 ENDED_COMMANDS: Final = """async () => {

@@ -25,6 +25,7 @@ from leasehold_web.documents import Document, document, sample_row
 from leasehold_web.entries import LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
+from leasehold_web.streams import stream_refusal
 
 CHECKPOINTS_TIMEOUT_S: Final = 20.0
 """The coordinator waits 10 s for a worker that is silent, and then answers without it."""
@@ -61,10 +62,16 @@ def refusals_told(handler: Handler) -> Handler:
 
 
 async def get_session(request: web.Request) -> web.Response:
-    """The caller and its role, and the server's time."""
+    """The caller and its role, and the server's time.
+
+    Also why a further stream is refused: a browser hides this answer of a stream from its page.
+    """
     api = await request[SESSION].entry.api()
     found = await api.access.WhoAmI(WhoAmIRequest(), metadata=api.metadata, timeout=CALL_TIMEOUT_S)
-    return answer(document(found) | {"time": 1e3 * time.time()})
+    told = document(found) | {"time": 1e3 * time.time()}
+    if full := stream_refusal(request):
+        told["full"] = full
+    return answer(told)
 
 
 async def get_samples(request: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """The live view of one caller: four watches of the API, shared by the browsers and logins with this view.
 
-The watches resume by their tokens after an outage, and a snapshot replaces the view if a token is too old.
+The watches resume by their tokens after an outage, and a snapshot replaces the view if a token is too old. No
+snapshot has what began and ended before it. So browsers are told of such a gap, and ask for lists again.
 """
 
 import asyncio
@@ -147,6 +148,8 @@ class Feed:
                     if seen is not None and response.bookmark.snapshot_end:
                         self._drop_unseen(kinds, seen)
                         seen = None
+                        if name not in self._loading:
+                            self._tell_gap()
                         self._loading.discard(name)
                         self._tell()
                     for change in _changes(response):
@@ -231,6 +234,11 @@ class Feed:
             for entry_id, row in list(self._rows[kind].items()):
                 if (kind, entry_id) not in seen and _state_of(row) not in over and kind != "event":
                     self._apply(kind, entry_id, None)
+
+    def _tell_gap(self) -> None:
+        """Tells browsers that this snapshot replaces lost changes, so that they ask for what has ended."""
+        for listener in self._listeners:
+            listener.note("gap", {})
 
     def _tell(self) -> None:
         for listener in self._listeners:

@@ -127,6 +127,17 @@ async def _call_at_end(request: web.Request, session: Session, end: Callable[[],
     end()
 
 
+def stream_refusal(request: web.Request) -> str:
+    """Why a further stream of a session is refused. Empty: one may be opened."""
+    session, streams = request[SESSION], request.app[OPEN]
+    of_caller = streams[session.entry.caller]
+    if session.streams >= STREAMS_PER_SESSION or of_caller >= STREAMS_PER_CALLER:
+        return f"{of_caller} streams of this user are open: close some of its windows"
+    if streams.total() >= STREAM_LIMIT:
+        return f"{STREAM_LIMIT} streams of all users are open: close some windows of this page"
+    return ""
+
+
 @contextmanager
 def _counted(request: web.Request, session: Session) -> Iterator[None]:
     """Counts a stream.
@@ -134,13 +145,9 @@ def _counted(request: web.Request, session: Session) -> Iterator[None]:
     Raises:
         HTTPException: There are too many.
     """
+    if full := stream_refusal(request):
+        raise problem(429, full)
     streams, caller = request.app[OPEN], session.entry.caller
-    if (
-        session.streams >= STREAMS_PER_SESSION
-        or streams[caller] >= STREAMS_PER_CALLER
-        or streams.total() >= STREAM_LIMIT
-    ):
-        raise problem(429, f"{streams[caller]} streams of this user are open: close some of its windows")
     session.streams += 1
     streams[caller] += 1
     try:

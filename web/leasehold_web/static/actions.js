@@ -1,8 +1,8 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
-import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
+import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName, workloadName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
@@ -49,11 +49,12 @@ export function workerActions(worker) {
 
 export function commandActions(command) {
   if (CONCLUDED.has(command.state) || command.cancel_requested || !mayCancel(command)) return [];
-  return [button("Cancel…", () => cancel(command), "danger")];
+  return [button("Cancel…", () => cancel(command), "danger", titleOfCancellation(command))];
 }
 
-function button(text, onclick, kind = "") {
-  return h("button", { onclick, class: kind, type: "button" }, text);
+// name: what a screen reader says instead of the text, if several buttons have this text.
+function button(text, onclick, kind = "", name = undefined) {
+  return h("button", { onclick, class: kind, type: "button", "aria-label": name }, text);
 }
 
 function suspend(workload) {
@@ -257,9 +258,13 @@ function effectOfCancellation({ state }) {
   return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
 }
 
+function titleOfCancellation(command) {
+  return `Cancel the ${operationOf(command)}: ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`;
+}
+
 function cancel(command) {
   confirm({
-    title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
+    title: titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
     subject: { kind: "command", entry: command },
     effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ state }) => CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },
@@ -268,6 +273,13 @@ function cancel(command) {
 
 function picture(pairs) {
   return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
+}
+
+// What a screen reader says of commands that have ended.
+function endText(commands) {
+  if (commands.length === 1) return `The ${operationOf(commands[0])} has ended: ${lower(commands[0].state)}.`;
+  const states = [...new Set(commands.map((one) => one.state))];
+  return commands.length ? `${commands.length} commands have ended: ${states.map((state) => `${commands.filter((one) => one.state === state).length} ${lower(state)}`).join(", ")}.` : "";
 }
 
 // A text below the view, until it is closed or another one comes.
@@ -415,10 +427,12 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {
         no.textContent = "Close";
+        setText(told, endText(commands));
         endChanges?.();
       }
     };
     yes.remove();
+    told.className = "unseen"; // the commands show it
     no.textContent = isCancellation ? "Close" : "Close, and let it go on";
     no.focus();
     endChanges?.();

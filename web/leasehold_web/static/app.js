@@ -1,6 +1,6 @@
 // The frame of the page: views by path, the caller, and whether there is contact.
 import "/static/clicks.js";
-import { append, ask, h, replace, safe } from "/static/dom.js";
+import { append, ask, h, replace, safe, setText } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
 import { lower, when } from "/static/words.js";
 
@@ -92,6 +92,11 @@ document.addEventListener("click", (event) => {
   go(link.getAttribute("href"));
 });
 window.addEventListener("popstate", () => draw(true));
+// A fragment in the address would draw the view anew.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 
 function showContact() {
   const { identity, role, on_behalf_of: user } = live.session;
@@ -102,14 +107,14 @@ function showContact() {
   let text = "";
   if (live.refused) {
     text = `The coordinator refuses this login now: ${live.refused.message}. The page ${shows}tries again by itself.`;
-  } else if (!live.isConnected && live.seenAt) {
-    text = `No contact since ${when(live.seenAt)}. The page ${shows}connects again by itself.`;
+  } else if (!live.isConnected && (live.seenAt || live.problem !== null)) {
+    const since = live.seenAt ? `since ${when(live.seenAt)}` : "yet";
+    text = `No contact ${since}${live.problem ? ` (${live.problem})` : ""}. The page ${shows}connects again by itself.`;
   } else if (live.lost) {
     const why = live.lost.message ? ` (${live.lost.message})` : "";
     text = `No contact with the coordinator since ${when(live.lost.since)}${why}. The page ${shows}connects again by itself.`;
   }
-  text = safe(text);
-  if (contact.textContent !== text) contact.textContent = text;
+  setText(contact, text);
 }
 
 // What Esc closes is up to the view. "/" leads to its search field.

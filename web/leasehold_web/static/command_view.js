@@ -8,7 +8,7 @@ import { bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
   const isOver = CONCLUDED.has(command.state);
-  return h("article", { class: "command" },
+  return h("article", { class: "command", "data-of": command.command_id },
     h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
       workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id)),
       h("span", { class: "badge" }, command.result?.already_there ? "nothing to do" : lower(command.state)),

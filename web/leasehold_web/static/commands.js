@@ -1,5 +1,5 @@
 // Commands: those that go on, live, and then the past ones. One command by its id.
-import { append, ask, h, replace } from "/static/dom.js";
+import { announce, append, ask, h, replace, setText } from "/static/dom.js";
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
@@ -16,7 +16,7 @@ export function show(main, id) {
 
 function showAll(main) {
   const search = h("input", { type: "search", placeholder: "Filter: operation, workload, actor, state", "aria-label": "Filter commands" });
-  const counts = h("div", { class: "counts", role: "status" });
+  const counts = h("div", { class: "counts" });
   const going = h("div", {});
   const past = h("div", {});
   const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
@@ -38,6 +38,7 @@ function showAll(main) {
     list.load(!list.token);
   }
 
+  // Returns the number of commands that match the filter.
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const [key, one] of live.commands) if ((list.entries.get(key)?.revision ?? 0) <= (one.revision ?? 0)) list.entries.set(key, one);
@@ -50,8 +51,9 @@ function showAll(main) {
     replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : !problem.hidden ? "The commands are not shown." : "No command is under way."));
     replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : !problem.hidden ? "The commands are not shown." : list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet."));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
-    replace(bound, isFull && `The latest ${PAST_LIMIT} are shown.`);
+    setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
+    return all.length;
   }
 
   const amongLoaded = () => (list.token ? " among the loaded ones: show older ones" : "");
@@ -60,7 +62,7 @@ function showAll(main) {
     if (areOld(changes, "command")) list.renew();
     if (changes.has("command") || changes.has("workload")) draw();
   });
-  search.addEventListener("input", draw);
+  search.addEventListener("input", () => announce(`Matching commands: ${draw()}.`));
   loadMore();
   return () => {
     isOver = true;

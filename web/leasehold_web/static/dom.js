@@ -29,30 +29,47 @@ export function append(element, children) {
   }
 }
 
-// Draws the content of an element anew. The focus stays on the part with the same purpose, if there is exactly one.
+// Draws the content of an element anew. The focus stays on the part with the same purpose.
 export function replace(element, ...children) {
   const focused = element !== document.activeElement && element.contains(document.activeElement) ? document.activeElement : null;
+  const find = focused && finder(element, focused);
   element.replaceChildren();
   append(element, children);
-  if (!focused) return;
-  const [same, ...others] = [...element.querySelectorAll(focused.localName)].filter((one) => purpose(one) === purpose(focused));
-  if (!others.length) same?.focus({ preventScroll: true });
+  find?.()?.focus({ preventScroll: true });
 }
 
-// Keeps the part that has the focus. Returns how to give the focus back: to this part, to the only one with the same
-// purpose if the part was drawn anew, or else to the drawer or the view.
+// Keeps the part that has the focus. Returns how to give the focus back: to this part, to the one with the same purpose
+// if the part was drawn anew, or else to the drawer or the view.
 export function keepFocus() {
   const before = document.activeElement;
+  const find = before === document.body ? () => null : finder(document, before);
   return () => {
-    const same = before.isConnected ? [before] : [...document.querySelectorAll(before.localName)].filter((one) => purpose(one) === purpose(before));
-    const part = same.length === 1 && before !== document.body ? same[0] : null;
+    const part = before.isConnected && before !== document.body ? before : find();
     (part ?? document.querySelector(".drawer .close") ?? document.getElementById("main")).focus({ preventScroll: true });
   };
 }
 
-// What a part is for, which stays the same when it is drawn anew.
+// Returns how to find a part of a root again after a change. Among parts of equal purpose, such as two links to one
+// workload, it is the one at the same place as before, or the last one if there are fewer.
+function finder(root, part) {
+  const alike = () => [...root.querySelectorAll(part.localName)].filter((one) => purpose(one) === purpose(part));
+  const place = alike().indexOf(part);
+  return () => {
+    const found = alike();
+    return found[place] ?? found.at(-1);
+  };
+}
+
+// What a part is for, which stays the same when it is drawn anew. An id around the part ("data-of") tells equal buttons
+// of several entries apart.
 export function purpose(element) {
-  return element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
+  const of = element.closest("[data-of]")?.dataset.of ?? "";
+  return `${of}\n${element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent}`;
+}
+
+// Sets the text of an element. A status with the same text stays as it is: a screen reader reads each change.
+export function setText(element, text) {
+  if (element.textContent !== safe(text)) element.textContent = safe(text);
 }
 
 export function announce(text) {
@@ -73,8 +90,17 @@ export class Refusal extends Error {
   }
 }
 
+// A browser keeps a request for itself while all of its connections to a server are in use, so each has a limit.
+const ANSWER_MS = 65000; // longer than the server's own limit
+const LATE = "no answer from the server in time: if many windows of this page are open, close some";
+
 export async function ask(path, { body, signal } = {}) {
-  const options = { signal, headers: { Accept: "application/json" }, credentials: "same-origin" };
+  const limit = new AbortController();
+  const end = () => limit.abort(signal.reason);
+  if (signal?.aborted) end();
+  signal?.addEventListener("abort", end);
+  const timer = setTimeout(() => limit.abort(new DOMException("", "TimeoutError")), ANSWER_MS);
+  const options = { signal: limit.signal, headers: { Accept: "application/json" }, credentials: "same-origin" };
   if (body !== undefined) {
     options.method = "POST";
     options.body = JSON.stringify(body);
@@ -88,7 +114,10 @@ export async function ask(path, { body, signal } = {}) {
     found = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    if (error.name !== "SyntaxError") throw new Refusal(0, { message: error.name === "TimeoutError" ? "no answer from the server in time" : "the server does not answer: it may be starting again" });
+    if (error.name !== "SyntaxError") throw new Refusal(0, { message: error.name === "TimeoutError" ? LATE : "the server does not answer: it may be starting again" });
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", end);
   }
   found ??= {}; // no JSON, as from a proxy
   if (answer.ok) return found;

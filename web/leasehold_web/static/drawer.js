@@ -7,7 +7,7 @@ import { live, placeOf } from "/static/live.js";
 import { bytes, lower, stateText, UNKNOWN, when } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
-  const element = h("aside", { class: "drawer", "aria-label": "GPU" });
+  const element = h("aside", { class: "drawer", "aria-label": `GPU ${placeOf(uuid)}`, tabindex: "-1" });
   let before = "";
   function update() {
     const gpu = live.gpus.get(uuid);
@@ -55,7 +55,7 @@ function content(gpu, workload, onClose) {
   if (workload) {
     parts.push(h("h3", {}, glyph(workload.status?.state), " ", h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}` }, workload.name)),
       list([["State", [stateText(workload), lastKnown(live.workers.get(workload.worker_id))]], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
-      h("div", { class: "actions" }, workloadActions(workload)));
+      h("div", { class: "actions", "data-of": workload.workload_id }, workloadActions(workload)));
   }
   return parts;
 }

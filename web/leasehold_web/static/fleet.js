@@ -18,7 +18,7 @@ const BY_NAME = new Intl.Collator("en", { numeric: true }); // much faster than 
 
 export function show(main) {
   const search = h("input", { type: "search", placeholder: "Filter: host, workload, state", "aria-label": "Filter by host, workload, owner or state" });
-  const counts = h("div", { class: "counts", role: "status" });
+  const counts = h("div", { class: "counts" });
   const height = h("div", { class: "height" });
   const list = h("div", { class: "fleet", role: "group", "aria-label": "Hosts and their GPUs" }, height);
   const empty = h("div", { class: "empty", hidden: true });
@@ -182,7 +182,7 @@ export function show(main) {
     if (gpu.uuid === chosen) class_ += " chosen";
     if (isLastKnown(gpu)) class_ += " last-known";
     if (picking()) class_ += pickClass(gpu);
-    return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), tabindex: "-1" },
+    return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), "aria-expanded": picking() ? null : String(gpu.uuid === chosen), tabindex: "-1" },
       h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
       h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
       h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing}` }, lower(doing)) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
@@ -255,7 +255,10 @@ export function show(main) {
       });
       split.append(drawer.element);
     }
-    for (const row of rows.values()) for (const one of row.element.querySelectorAll(".slot")) one.classList.toggle("chosen", one.dataset.uuid === uuid);
+    for (const row of rows.values()) for (const one of row.element.querySelectorAll(".slot")) {
+      one.classList.toggle("chosen", one.dataset.uuid === uuid);
+      if (!picking()) one.setAttribute("aria-expanded", String(one.dataset.uuid === uuid));
+    }
     place();
   }
 
@@ -283,6 +286,8 @@ export function show(main) {
     if (!slot) return;
     if (picking()) pickGpu(slot.dataset.uuid);
     else choose(slot.dataset.uuid === chosen ? null : slot.dataset.uuid);
+    // After a key, the focus goes to the drawer, which is the last part of the page. Esc gives it back.
+    if (!event.detail) drawer?.element.focus({ preventScroll: true });
   });
 
   // One stop of the Tab key for all tiles. Arrows move between them.
@@ -392,6 +397,7 @@ export function show(main) {
     isListStale = true;
     list.scrollTop = 0;
     refresh([]);
+    announce(`Matching hosts: ${hosts.length}.`);
   });
   const sizes = new ResizeObserver(() => {
     isListStale = true;

@@ -18,6 +18,7 @@ export const live = {
   isConnected: false,
   lost: null, // since when and why the server has no contact with the coordinator
   refused: null, // why the coordinator refuses this login now
+  problem: null, // why this window has no live view: a text, which is empty if unknown. null: it has one, or begins
   seenAt: 0, // when the last message came
   shownAt: 0, // the time of the shown state, or 0 if nothing was shown
 };
@@ -26,12 +27,13 @@ const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
 const SESSION_MS = 60000; // how often a shown page reads its role
-const SILENT_MS = 25000;
+const SILENT_MS = 25000; // how long a stream may tell nothing
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const listeners = new Set();
 let changed = new Map();
 let isScheduled = false;
 let source = null;
+let heardAt = 0; // when the stream was opened, or told something last
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
 let hasNews = false; // whether changes came since the last state of the stream
@@ -54,7 +56,7 @@ export function mayCancel({ actor, on_behalf_of: user, owners = [] }) {
 }
 
 // Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
-// tells that the view is complete again after a new connection, and "role" that the caller or its role is another.
+// tells that the view is complete again after lost changes, and "role" that the caller or its role is another.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -71,8 +73,9 @@ export function areOld(changes, kind, id) {
 export async function readSession() {
   const before = live.session;
   const askedAt = Date.now();
-  const { time, ...session } = await ask("/api/session");
+  const { time, full = "", ...session } = await ask("/api/session");
   learnTime(time, askedAt, Date.now());
+  if (!live.isConnected && (full || live.problem !== null)) fail(full);
   live.session = { identity: "", role: "", ...session };
   // Another window may have logged in as somebody else.
   if (["identity", "on_behalf_of", "role"].every((key) => before[key] === live.session[key])) return;
@@ -89,7 +92,7 @@ export async function connect() {
   addStream({ open: shown, close: rest });
   setInterval(() => document.visibilityState === "visible" && live.isConnected && readSession().catch(() => {}), SESSION_MS);
   setInterval(() => {
-    if (source && live.isConnected && now() - live.seenAt > SILENT_MS) reopen();
+    if (source && now() - heardAt > SILENT_MS) lose();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
 }
@@ -103,7 +106,19 @@ function open() {
   clearTimeout(timer);
   source = new EventSource("/api/live");
   source.onmessage = (event) => take(JSON.parse(event.data));
-  source.onerror = () => reopen();
+  source.onerror = lose;
+  heardAt = now();
+}
+
+// A stream does not tell why it failed.
+function lose() {
+  live.problem ??= "";
+  reopen();
+}
+
+function fail(problem) {
+  live.problem = problem;
+  note("state", "");
 }
 
 let timer = 0;
@@ -126,7 +141,8 @@ function reopen() {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
       await readSession();
       if (!source && !areReleased()) open();
-    } catch {
+    } catch (error) {
+      fail(error.message);
       reopen();
     }
   }, retryMs * (0.6 + Math.random() * 0.4));
@@ -141,9 +157,10 @@ function refuse() {
 }
 
 function take(message) {
-  live.seenAt = now();
+  live.seenAt = heardAt = now();
   if (!live.isConnected) {
     live.isConnected = true;
+    live.problem = null;
     retryMs = 500;
     note("state", "");
   }
@@ -163,6 +180,8 @@ function take(message) {
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
+  // The server itself had no contact, and got a snapshot. What began and ended before it is in no snapshot.
+  if (message.gap) note("gap", "");
   noteShown(message);
 }
 

@@ -38,7 +38,7 @@ export function show(main) {
   const tableBox = h("div", { class: "page", hidden: true });
   const tip = h("div", { class: "tip", hidden: true });
   const state = h("span", { class: "muted", role: "status" });
-  const help = h("p", { id: "timeline-help", class: "unseen" }, "Left and right move in time, plus and minus zoom, up and down go from span to span, Enter opens the workload, and N returns to now. The button Table shows the same as a table.");
+  const help = h("p", { id: "timeline-help", class: "unseen" }, "Left and right move in time, plus and minus zoom, up and down go from span to span, Enter opens the workload, and N returns to now. The button Table shows the bars of GPUs as a table.");
   append(main, [
     h("div", { class: "head timeline-tools" }, h("h1", {}, "Timeline"), ranges, follow, asTable, state, h("div", { class: "spacer" }), search),
     h("div", { class: "split" }, box, tableBox), legend(), tip, help]);

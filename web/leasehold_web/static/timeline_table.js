@@ -15,5 +15,5 @@ export function tableOf({ spans, placed }, { start, end }) {
 
 function row(span) {
   const workload = span.workload_id ? h("a", { href: `/workloads/${encodeURIComponent(span.workload_id)}` }, nameOf(span)) : "";
-  return h("tr", {}, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, endOf(span)), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
+  return h("tr", { "data-of": span.span_id }, h("td", {}, placeOfSpan(span)), h("td", {}, lower(span.state)), h("td", {}, workload), h("td", {}, moment(span.begin_time)), h("td", {}, endOf(span)), h("td", {}, span.end_time && lengthOf(span))); // the length of an open span would stand still
 }

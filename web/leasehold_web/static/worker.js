@@ -53,8 +53,10 @@ export function show(main, id) {
   load();
   const timer = setInterval(() => document.visibilityState === "visible" && load(), 5000);
   const end = onChange((changes) => {
-    const isMine = [changes.get("worker"), changes.get("state")].some((one) => one?.has(found?.worker.worker_id)) || changes.has("event");
-    if (!found || !isMine || isScheduled) return;
+    if (!found || isScheduled) return;
+    const key = found.worker.worker_id;
+    const hasEvent = [...(changes.get("event") ?? [])].some((one) => live.events.get(one)?.worker_id === key);
+    if (!changes.get("worker")?.has(key) && !hasEvent) return;
     isScheduled = true;
     setTimeout(() => {
       isScheduled = false;

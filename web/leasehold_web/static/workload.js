@@ -1,5 +1,5 @@
 // One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
-import { append, ask, h, replace } from "/static/dom.js";
+import { append, ask, h, replace, setText } from "/static/dom.js";
 import { commandActions, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { commandView } from "/static/command_view.js";
@@ -8,10 +8,10 @@ import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
-const OUTPUT_CHARACTERS = 400000;
+const OUTPUT_CHARACTERS = 400000; // the latest ones, which the page shows
 const RETRY_MS = 2000; // after an answer that failed
 
 export function show(main, id) {
@@ -84,7 +84,7 @@ export function show(main, id) {
     const parts = [facts, spec, lane, commands, events];
     const checkpoints = h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), h("p", { class: "muted" }, "Asking its worker…"));
     parts.push(checkpoints);
-    const output = mayActOn(found.workload) ? outputCard(key, () => found.workload) : null;
+    const output = mayActOn(found.workload) ? outputCard(key) : null;
     if (output) parts.push(output.element);
     replace(page, title, h("div", { class: "cards" }, parts));
     const draw = () => {
@@ -187,49 +187,80 @@ function checkpointsTable(answer) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
 }
 
-function outputCard(id, current) {
+function outputCard(id) {
   const text = h("pre", { class: "output", tabindex: "0", role: "log", "aria-label": "Output", "aria-live": "off" });
   const follow = h("input", { type: "checkbox", id: "follow", checked: true });
+  const size = h("span", {});
   const told = h("span", { role: "status" });
   let source = null;
   let retry = 0;
+  let isPaused = false;
+  let isRefused = false;
+  let isCut = false; // whether the begin is not shown
   let offset = 0;
   let remove = () => {};
   function open() {
     if (source) return;
+    isPaused = false;
     clearTimeout(retry);
     source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
+    source.onopen = () => !isRefused && setText(told, ""); // a refusal comes by an open stream
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
       offset = Number(event.lastEventId) || part.next_offset;
       text.append(part.text);
-      while (text.textContent.length > OUTPUT_CHARACTERS && text.childNodes.length > 1) text.firstChild.remove();
+      cut();
       if (follow.checked) text.scrollTop = text.scrollHeight;
-      told.textContent = bytes(offset);
+      size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${OUTPUT_CHARACTERS.toLocaleString("en")} characters are shown` : ""}`;
+      isRefused = false;
+      setText(told, "");
     };
     source.addEventListener("end", () => {
-      told.textContent = `${bytes(offset)}, complete`;
+      setText(told, "complete");
       remove();
     });
     source.addEventListener("refused", (event) => {
       close();
-      if (!text.textContent) replace(told, JSON.parse(event.data).message);
+      isRefused = true;
+      setText(told, JSON.parse(event.data).message);
       again();
     });
     source.onerror = () => {
       close();
       again();
+      tellBreak();
     };
+  }
+  // A stream does not tell why it failed.
+  async function tellBreak() {
+    const { full } = await ask("/api/session").catch(() => ({}));
+    if (!source && !isPaused) setText(told, `interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
+  }
+  function pause() {
+    close();
+    isPaused = true;
+    setText(told, "paused: another window shows an output. This output goes on once you use this window.");
+  }
+  function cut() {
+    let over = text.textContent.length - OUTPUT_CHARACTERS;
+    isCut ||= over > 0;
+    while (over > 0) {
+      const first = text.firstChild;
+      over -= first.length;
+      if (over >= 0) first.remove();
+      else first.deleteData(0, first.length + over);
+    }
   }
   function close() {
     clearTimeout(retry);
     source?.close();
     source = null;
   }
+  // Only its last message tells that an output is complete, even that of an ended workload.
   function again() {
-    if (!ENDED.has(current().status?.state)) retry = setTimeout(open, 2000);
+    retry = setTimeout(open, RETRY_MS);
   }
-  remove = addStream({ open, close });
-  const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), told));
+  remove = addStream({ open, close, pause });
+  const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), size, told));
   return { element, end: remove };
 }

@@ -1,5 +1,5 @@
 // All workloads: those that go on come live, and ended ones by the page.
-import { append, h, replace } from "/static/dom.js";
+import { announce, append, h, replace, setText } from "/static/dom.js";
 import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { Listing } from "/static/listing.js";
@@ -10,7 +10,7 @@ const LIMIT = 1000; // rows of the table
 
 export function show(main) {
   const search = h("input", { type: "search", placeholder: "Filter: name, owner, host, state", "aria-label": "Filter workloads" });
-  const counts = h("div", { class: "counts", role: "status" });
+  const counts = h("div", { class: "counts" });
   const body = h("tbody", {});
   const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
   const bound = h("p", { class: "muted", role: "status" });
@@ -31,6 +31,7 @@ export function show(main) {
     list.load(!list.token);
   }
 
+  // Returns the number of workloads that match the filter.
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const [key, one] of live.workloads) list.entries.set(key, one);
@@ -43,9 +44,10 @@ export function show(main) {
     replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(going)), "not ended"));
     replace(body, all.slice(0, LIMIT).map(row));
     const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
-    replace(bound, isFull && `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.`);
+    setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
     if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
+    return all.length;
   }
 
   function row(one) {
@@ -67,7 +69,7 @@ export function show(main) {
       draw();
     }, 30);
   });
-  search.addEventListener("input", draw);
+  search.addEventListener("input", () => announce(`Matching workloads: ${draw()}.`));
   loadMore();
   return () => {
     end();

@@ -484,3 +484,44 @@ def test_a_drain_tells_how_many_workloads_have_no_plan(browser: Browser, web_fle
         expect(steps).to_have_count(3)
         expect(steps.last).to_have_text("32 of them have a plan below, and 8 more are without a plan here.")
         expect(page.locator("dialog h3")).to_have_count(32)
+
+
+SUSPEND: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
+  workloadActions({ workload_id: "w-1", name: "one", status })[0].click();
+}"""
+
+
+@pytest.mark.long
+def test_a_plan_moves_no_focus_while_the_user_types_or_scrolls(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": []}))
+        told = page.locator("dialog footer [role=status]")
+
+        def answer() -> None:
+            page.wait_for_timeout(100)
+            asked.pop().fulfill(json={"plans": [{}]})
+
+        page.evaluate(DRAIN, 1)
+        reason = page.locator("dialog #reason")
+        expect(reason).to_be_focused()
+        page.keyboard.type("replaces")
+        answer()
+        expect(told).to_have_text("The dry run is complete.")
+        page.keyboard.type(" a fan")
+        expect(reason).to_have_value("replaces a fan")
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        page.keyboard.press("Space")  # scrolls
+        answer()
+        expect(told).to_have_text("The dry run is complete.")
+        expect(page.locator("dialog .body")).to_be_focused()
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        answer()
+        expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
+        expect(told).to_have_text("")

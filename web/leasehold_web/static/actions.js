@@ -298,6 +298,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   let endChanges = null;
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
+  let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
@@ -306,6 +307,11 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
     dialog.remove();
     giveBack();
   });
+  for (const kind of ["keydown", "pointerdown", "wheel"]) {
+    dialog.addEventListener(kind, () => {
+      isTouched = true;
+    }, { passive: true });
+  }
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
   const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
@@ -328,7 +334,14 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
     replace(planBox, found.map(([name, plan]) => [name && h("h3", {}, name), planView(plan)]));
     const isRefused = found.some(([, plan]) => (plan.refusals ?? []).length);
     yes.disabled = isRefused && isStrict;
-    if (!yes.disabled) yes.focus();
+    if (!yes.disabled) tellCompletion();
+  }
+
+  // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
+  // press the button.
+  function tellCompletion() {
+    if (!extra && !isTouched && document.activeElement === body) yes.focus();
+    else told.textContent = "The dry run is complete.";
   }
 
   function refuse(error, ...more) {
@@ -428,10 +441,9 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   }
 
   dialog.showModal();
+  const field = extra?.querySelector("input[type=text]");
   if (plannedActions.length) showPlans().catch(refuse);
-  else {
-    yes.disabled = false;
-    (extra?.querySelector?.("input[type=text]") ?? yes).focus();
-  }
+  else yes.disabled = false;
+  if (field || !plannedActions.length) (field ?? yes).focus();
 }
 

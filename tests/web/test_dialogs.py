@@ -525,3 +525,67 @@ def test_a_plan_moves_no_focus_while_the_user_types_or_scrolls(browser: Browser,
         answer()
         expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
         expect(told).to_have_text("")
+
+
+@pytest.mark.long
+def test_a_failed_plan_is_asked_for_again_and_forbids_no_drain(browser: Browser, web_fleet: WebFleet) -> None:
+    late = {"reason": "", "message": "the coordinator did not answer in time: try again"}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        plans = page.locator("dialog .plan")
+        failed = page.locator("dialog section .box.bad")
+
+        def answer(status: int, document: dict[str, object]) -> None:
+            while not asked:
+                page.wait_for_timeout(20)
+            asked.pop().fulfill(status=status, json=document)
+
+        page.evaluate(DRAIN, 3)
+        drain = page.locator('dialog button:text-is("Drain")')
+        expect(drain).to_be_enabled()
+        expect(page.locator("dialog h3")).to_have_text(["w-0", "w-1", "w-2"])
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(1)
+        answer(504, late)
+        expect(failed).to_contain_text(late["message"])
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(2)
+        expect(drain).to_be_enabled()
+        page.click('dialog button:text-is("Ask again")')
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(3)
+        expect(failed).to_have_count(0)
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        answer(403, {"reason": "NOT_PERMITTED", "message": "ask an operator"})
+        expect(failed).to_have_text("ask an operator")
+        expect(suspend).to_be_disabled()
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        answer(429, {"message": "too many requests"})
+        page.click('dialog button:text-is("Ask again")')
+        expect(suspend).to_be_disabled()
+        answer(200, {"plans": [{"refusals": [{"message": "it is busy"}]}]})
+        expect(plans).to_contain_text("it is busy")
+        expect(suspend).to_be_disabled()
+
+
+@pytest.mark.long
+def test_a_drain_waits_for_no_plan(browser: Browser, web_fleet: WebFleet) -> None:
+    """A plan that comes later does not cover the refusal of the drain."""
+    silent = {"reason": "WORKER_UNAVAILABLE", "message": "alpha is not in contact: try again later"}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=silent))
+        page.evaluate(DRAIN, 2)
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Drain")')
+        expect(page.locator("dialog .box.bad")).to_have_text(silent["message"])
+        page.wait_for_timeout(200)
+        assert len(asked) == 1
+        expect(page.locator("dialog h3")).to_have_count(0)

@@ -1,10 +1,10 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
+import { DryRun } from "/static/dry_run.js";
 import { latestEntries } from "/static/latest_entries.js";
 import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
-import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
@@ -280,9 +280,9 @@ export function notice(...parts) {
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
 //   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan; isStrict:
-//   whether a refusal in a plan forbids the action. With a subject, { kind, entry }, of a workload or a command, effects
-//   is a function of its latest state, called again after changes, and isSenseless tells whether that state makes the
-//   action senseless.
+//   whether the action needs a plan without refusals. With a subject, { kind, entry }, of a workload or a command,
+//   effects is a function of its latest state, called again after changes, and isSenseless tells whether that state
+//   makes the action senseless.
 function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
@@ -321,21 +321,16 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   if (subject) endChanges = latest.end;
   const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
-  const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
+  const planBox = h("div", {});
   replace(body, ...parts, planBox);
-
-  async function showPlans() {
-    const found = [];
-    for (const one of plannedActions) {
-      const { plans: answer } = await ask("/api/plan", { body: one.action, signal: aborted.signal });
-      found.push([one.name, answer[0]]);
-    }
-    if (typeof drawn === "function") replace(pictureBox, drawn(found[0][1]));
-    replace(planBox, found.map(([name, plan]) => [name && h("h3", {}, name), planView(plan)]));
-    const isRefused = found.some(([, plan]) => (plan.refusals ?? []).length);
-    yes.disabled = isRefused && isStrict;
-    if (!yes.disabled) tellCompletion();
-  }
+  const dryRun = new DryRun(planBox, {
+    signal: aborted.signal,
+    onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
+    onEnd: (isPossible) => {
+      yes.disabled = isStrict && !isPossible;
+      if (!yes.disabled) tellCompletion();
+    },
+  });
 
   // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
   // press the button.
@@ -388,6 +383,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
     isRefusedForNow = false;
+    aborted.abort(); // plans that lack are not waited for
     const sent = typeof action === "function" ? action() : action;
     const sentId = id;
     setSending(true);
@@ -442,8 +438,8 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
 
   dialog.showModal();
   const field = extra?.querySelector("input[type=text]");
-  if (plannedActions.length) showPlans().catch(refuse);
-  else yes.disabled = false;
+  yes.disabled = isStrict && plannedActions.length > 0;
+  if (plannedActions.length) dryRun.show(plannedActions);
   if (field || !plannedActions.length) (field ?? yes).focus();
 }
 

@@ -589,3 +589,54 @@ def test_a_drain_waits_for_no_plan(browser: Browser, web_fleet: WebFleet) -> Non
         page.wait_for_timeout(200)
         assert len(asked) == 1
         expect(page.locator("dialog h3")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_drain_tells_memory_of_all_its_plans_and_changes_of_its_workloads(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """Each plan is asked for once. The fourth workload is refused, so it needs no memory."""
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or "")["workload"])
+        tiers = [
+            {"tier": "HOST", "needed_bytes": 80 * 2**30, "available_bytes": (300 - len(asked)) * 2**30},
+            {"tier": "DEVICE", "needed_bytes": 2**40},
+        ]
+        refusals = [{"message": "it is busy"}] if asked[-1] == "w-3" else []
+        route.fulfill(json={"plans": [{"tiers": tiers, "refusals": refusals}]})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(name: str, **status: object) -> None:
+            row = {"workload_id": name, "name": name, "worker_id": "worker-a", "status": status}
+            page.evaluate("tell", {"changes": [["workload", name, row]], "state": {}})
+
+        page.route("**/api/plan", answer)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate(DRAIN, 4)
+        steps = page.locator("dialog > form > .body > .steps li")
+        plans = page.locator("dialog .plan")
+        warning = page.locator("dialog .body > div > [role=status]")
+        expect(plans).to_have_count(4)
+        expect(warning).to_be_empty()
+        tell("w-5", state="RUNNING", lease={"gpu_uuids": ["GPU-5"]})
+        expect(plans).to_have_count(5)
+        expect(warning).to_have_text(
+            re.compile("^Together, these plans need 320 GiB of host memory, and 295 GiB are available.")
+        )
+        changed = "The list has changed since this dialog was opened. New: w-5."
+        expect(steps).to_have_text([re.compile("cordoned first"), re.compile("^Then 5 "), changed])
+        tell("w-0", state="SUSPENDED")
+        expect(steps.last).to_have_text(f"{changed} Without GPUs now: w-0.")
+        expect(page.locator("dialog section > h3")).to_have_text(["w-1", "w-2", "w-3", "w-5"])
+        expect(warning).to_be_empty()
+        tell("w-5", state="EXITED")
+        tell("w-0", state="RUNNING", lease={"gpu_uuids": ["GPU-1"]})
+        expect(steps).to_have_count(2)
+        expect(plans).to_have_count(4)
+    assert asked == ["w-0", "w-1", "w-2", "w-3", "w-5", "w-0"]

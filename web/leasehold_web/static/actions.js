@@ -1,20 +1,19 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
+import { effectsOfDrain, holdersOf, plansOfDrain } from "/static/drain.js";
 import { DryRun } from "/static/dry_run.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
-import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
+import { CONCLUDED, count, ENDED, held, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
-const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 const formerOf = (workload) => workload.status?.parked_gpu_uuids ?? [];
-const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 export function workloadActions(workload) {
   const state = workload.status?.state;
@@ -236,16 +235,12 @@ function uncordon(worker, uuids) {
 
 function drain(worker) {
   const reason = reasonField();
-  const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
+  const before = holdersOf(worker);
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [
-      `${worker.name} is cordoned first, so that nothing takes the freed GPUs.`,
-      holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it.",
-      ...(holders.length > PLANS_LIMIT ? [`${PLANS_LIMIT} of them have a plan below, and ${holders.length - PLANS_LIMIT} more are without a plan here.`] : []),
-    ],
+    effects: () => effectsOfDrain(worker, before),
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
-    plans: holders.slice(0, PLANS_LIMIT).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
+    plans: () => plansOfDrain(worker),
     isStrict: false,
     action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
   });
@@ -279,10 +274,10 @@ export function notice(...parts) {
 
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
-//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan; isStrict:
-//   whether the action needs a plan without refusals. With a subject, { kind, entry }, of a workload or a command,
-//   effects is a function of its latest state, called again after changes, and isSenseless tells whether that state
-//   makes the action senseless.
+//   that returns it; plans: a function that returns further actions to plan; effects: what happens, or a function that
+//   returns it and is called again after changes, for an action that has no plan; isStrict: whether the action needs a
+//   plan without refusals. With a subject, { kind, entry }, of a workload or a command, effects is a function of its
+//   latest state, and isSenseless tells whether that state makes the action senseless.
 function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
@@ -315,12 +310,13 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
   const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
-  const subjectNow = () => latest.of(subject.entry[`${subject.kind}_id`]);
-  const drawEffects = () => replace(effectList, (subject ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
+  const subjectNow = () => subject && latest.of(subject.entry[`${subject.kind}_id`]);
+  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
   if (effects) drawEffects();
   if (subject) endChanges = latest.end;
+  else if (typeof effects === "function") endChanges = onChange((changes) => changes.has("workload") && redrawEffects());
   const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
-  const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
+  const plannedActions = plans?.() ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {});
   replace(body, ...parts, planBox);
   const dryRun = new DryRun(planBox, {
@@ -353,7 +349,10 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   function redrawEffects() {
     const before = effectList.textContent;
     drawEffects();
-    if (effectList.textContent !== before) forgetRefusal();
+    if (effectList.textContent === before) return;
+    if (!isSending) told.textContent = "What will happen has changed.";
+    forgetRefusal();
+    if (plans) dryRun.show(plans());
   }
 
   // A change may have ended the reason of a refusal.
@@ -439,7 +438,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   dialog.showModal();
   const field = extra?.querySelector("input[type=text]");
   yes.disabled = isStrict && plannedActions.length > 0;
-  if (plannedActions.length) dryRun.show(plannedActions);
+  dryRun.show(plannedActions);
   if (field || !plannedActions.length) (field ?? yes).focus();
 }
 

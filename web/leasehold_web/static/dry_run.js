@@ -2,7 +2,21 @@
 // worker. Each is shown as it comes, and an error stands in the place of its plan.
 import { ask, h, replace } from "/static/dom.js";
 import { readSession, withNames } from "/static/live.js";
-import { planView } from "/static/plan_view.js";
+import { planView, tiersOf } from "/static/plan_view.js";
+import { bytes, lower } from "/static/words.js";
+
+const TIERS = { HOST: "host memory", DISK: "disk space" };
+
+// What all plans together lack. Each plan is compared with all of a tier.
+function shortages(plans) {
+  if (plans.length < 2) return [];
+  const sums = new Map();
+  for (const { tier, needed_bytes: needed = 0, available_bytes: available = Infinity } of plans.flatMap(tiersOf)) {
+    const sum = sums.get(tier) ?? { needed: 0, available };
+    sums.set(tier, { needed: sum.needed + needed, available: Math.min(sum.available, available) });
+  }
+  return [...sums].filter(([, sum]) => sum.needed > sum.available).map(([tier, sum]) => `Together, these plans need ${bytes(sum.needed)} of ${TIERS[tier] ?? lower(tier)}, and ${bytes(sum.available)} are available. The last workloads are refused, or parked elsewhere if their policy permits: stop some workloads first.`);
+}
 
 export class DryRun {
   // element: has the plans; signal: ends the questions; onPlan: called with each plan; onEnd: called after the last
@@ -12,19 +26,35 @@ export class DryRun {
     this.signal = signal;
     this.onPlan = onPlan;
     this.onEnd = onEnd;
-    this.parts = []; // { name, action, box, plan, isAsked } of each plan
+    this.parts = new Map(); // { name, action, box, plan, isAsked } of each plan, by the action as JSON
     this.isAsking = false;
+    this.warning = h("div", { role: "status" });
+    element.append(this.warning);
   }
 
-  // Shows the plans of actions, each { name, action }.
+  // Shows the plans of these actions, each { name, action }, and of no others. Asks for those that lack.
   show(actions) {
-    for (const one of actions) {
+    if (this.signal.aborted) return;
+    const wanted = new Map(actions.map((one) => [JSON.stringify(one.action), one]));
+    for (const [key, { box }] of this.parts) {
+      if (wanted.has(key)) continue;
+      box.remove();
+      this.parts.delete(key);
+    }
+    for (const [key, one] of wanted) {
+      if (this.parts.has(key)) continue;
       const part = { ...one, box: h("section", { tabindex: "-1" }) };
-      this.parts.push(part);
+      this.parts.set(key, part);
       this.element.append(part.box);
       this.wait(part);
     }
-    return this.askAll();
+    this.warn();
+    this.askAll();
+  }
+
+  warn() {
+    const found = shortages([...this.parts.values()].map(({ plan }) => plan).filter((plan) => plan && !plan.refusals?.length));
+    replace(this.warning, found.length > 0 && h("div", { class: "box warn" }, h("ul", {}, found.map((one) => h("li", {}, one)))));
   }
 
   wait(part) {
@@ -40,12 +70,12 @@ export class DryRun {
     if (this.isAsking) return;
     this.isAsking = true;
     let part;
-    while (!this.signal.aborted && (part = this.parts.find((one) => !one.isAsked))) {
+    while (!this.signal.aborted && (part = [...this.parts.values()].find((one) => !one.isAsked))) {
       part.isAsked = true;
       await this.askFor(part);
     }
     this.isAsking = false;
-    if (!this.signal.aborted) this.onEnd(this.parts.every(({ plan }) => plan && !plan.refusals?.length));
+    if (!this.signal.aborted) this.onEnd([...this.parts.values()].every(({ plan }) => plan && !plan.refusals?.length));
   }
 
   async askFor(part) {
@@ -53,6 +83,7 @@ export class DryRun {
       const { plans } = await ask("/api/plan", { body: part.action, signal: this.signal });
       this.draw(part, planView(plans[0]));
       part.plan = plans[0];
+      this.warn();
       this.onPlan(part.plan);
     } catch (error) {
       if (error.name === "AbortError") return;

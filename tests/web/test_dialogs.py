@@ -640,3 +640,34 @@ def test_a_drain_tells_memory_of_all_its_plans_and_changes_of_its_workloads(
         expect(steps).to_have_count(2)
         expect(plans).to_have_count(4)
     assert asked == ["w-0", "w-1", "w-2", "w-3", "w-5", "w-0"]
+
+
+@pytest.mark.long
+def test_a_drain_whose_suspends_are_refused_shows_its_stored_cordon(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    problem = "Nothing was suspended after the cordon: alpha is not in contact: try again later"
+    cordon = {"command_id": "c-1", "worker_id": "worker-a", "operation": {"cordon": {}}, "create_time": 1}
+    answer = {"commands": [{**cordon, "state": "PENDING"}], "problem": problem}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/action", lambda route: asked.append(route))
+
+        def confirm() -> None:
+            page.evaluate(DRAIN, 0)
+            page.fill("dialog #reason", "a fan")
+            with page.expect_request("**/api/action"):
+                page.click('dialog button:text-is("Drain")')
+
+        confirm()
+        asked.pop().fulfill(json=answer)
+        expect(page.locator("dialog .box.bad")).to_have_text(problem)
+        expect(page.locator("dialog .command .badge")).to_have_text("pending")
+        page.keyboard.press("Escape")
+        confirm()
+        page.click('dialog button:text-is("Close")')
+        asked.pop().fulfill(json=answer)
+        expect(page.locator(".notice p")).to_have_text(
+            f"Drain alpha: 1 command is stored, see Commands. {problem}."
+        )

@@ -392,7 +392,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
       if (dialog.isConnected) follow(answer, sent.action === "cancel");
       else {
         const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
-        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left);
+        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
       }
     } catch (error) {
       setSending(false);
@@ -419,6 +419,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
         isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
+        answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)),
         h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {

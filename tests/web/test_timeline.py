@@ -538,3 +538,46 @@ def test_the_end_of_two_fingers_is_no_press(browser: Browser, web_fleet: WebFlee
         again = [("up", 1, 80), ("down", 1, 100), ("up", 1, 100), ("up", 2, 220)]
         assert page.evaluate(FINGERS, [*down, *moves, *again]) == ["zoom"]
         assert page.evaluate(FINGERS, [*down, *up, down[0], up[0]]) == ["press"]
+
+
+POINTED: Final = """async (points) => {
+  const { drawPicture, itemAt } = await import("/static/timeline_picture.js");
+  const { HEAD } = await import("/static/timeline_rows.js");
+  const { coloursOf } = await import("/static/painter.js");
+  const span = (id, gpu, begin_time, end_time) =>
+    ({ span_id: id, workload_id: id, gpu_uuid: gpu, state: "LEASED", begin_time, end_time });
+  const spans = [
+    span("before", "0", 0, 100), span("other", "0", 200, 900),
+    span("third", "3", 300, 600), span("after", "7", 800, 1000),
+  ];
+  const joint = { workload: "before", kind: "parked", from: spans[0], to: spans[3] };
+  const placed = new Map([["0", 20], ["3", 100], ["7", 200]]);
+  const time = { start: 0, end: 1000, scale: () => ({ labels: 0, xOf: (one) => one }) };
+  const canvas = document.createElement("canvas");
+  const hits = drawPicture(canvas, { width: 1000, height: 400, scrollTop: 0 }, {
+    time, layout: { rows: [], spans, joints: [joint], placed }, colours: coloursOf(document.body),
+    chosen: null, hovered: null, commands: [], events: [], empty: "",
+  });
+  return points.map(([x, y]) => {
+    const item = itemAt(hits, x, y + HEAD);
+    return item?.span?.span_id ?? item?.joint?.kind ?? "nothing";
+  });
+}"""
+
+
+@pytest.mark.long
+def test_a_parked_time_covers_no_bar_of_other_workloads(browser: Browser, web_fleet: WebFleet) -> None:
+    """Its line goes below the row, and up or down at its end. Its two strokes are at its begin."""
+    points = {
+        (50, 20): "before",
+        (106, 20): "parked",
+        (500, 20): "other",
+        (500, 34): "parked",
+        (500, 60): "nothing",
+        (500, 100): "third",
+        (500, 150): "nothing",
+        (780, 120): "parked",
+        (900, 200): "after",
+    }
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(POINTED, list(points)) == list(points.values())

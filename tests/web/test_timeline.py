@@ -480,6 +480,45 @@ def test_a_lease_of_a_host_out_of_contact_is_last_known(browser: Browser, fleet:
         expect(row).to_contain_text("now")
 
 
+STALE: Final = """async (contact) => {
+  const { live } = await import("/static/live.js");
+  const { lastReportOf } = await import("/static/timeline_words.js");
+  const { drawPicture } = await import("/static/timeline_picture.js");
+  const { coloursOf } = await import("/static/painter.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const known = { isConnected: true, seenAt: 500, shownAt: 400, lost: null, refused: null };
+  Object.assign(live, known, contact);
+  live.workers.set("silent", { worker_id: "silent", state: "LOST", last_seen_time: 300 });
+  live.workers.set("here", { worker_id: "here", state: "CONNECTED" });
+  const span = (worker_id, end_time) =>
+    ({ span_id: worker_id, gpu_uuid: worker_id, worker_id, begin_time: 10, end_time, state: "LEASED" });
+  const joint = { workload: "w-1", kind: "parked", to: null };
+  const joints = ["here", "silent"].map((one) => ({ ...joint, from: span(one, 100) }));
+  const commands = ["PENDING"].map((state) => ({ state, create_time: 100, operation: { stop: {} } }));
+  const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60]]) };
+  const hits = drawPicture(document.createElement("canvas"), { width: 1000, height: 400, scrollTop: 0 }, {
+    time: { start: 0, end: 900, scale: () => ({ labels: 0, xOf: (one) => one }) },
+    layout, colours: coloursOf(document.body), commands, events: [], empty: "",
+  });
+  return [lastReportOf(span("here")), lastReportOf(span("silent")), ...hits.map((one) => one.x2)];
+}"""
+
+
+@pytest.mark.long
+def test_without_contact_the_timeline_ends_with_the_shown_state(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A lease is dim from there on, and a parked time and a command end there."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        present = page.evaluate(STALE, {})
+        assert present[:4] == [None, 300, 900, 300]
+        assert present[4] > 900
+        for contact in ({"isConnected": False}, {"lost": {"since": 1}}, {"refused": {"message": ""}}):
+            assert page.evaluate(STALE, contact) == [400, 300, 400, 300, 400]
+        assert page.evaluate(STALE, {"isConnected": False, "seenAt": 0})[:2] == [None, 300]
+
+
 PARKED: Final = """async () => {
   const { History } = await import("/static/history.js");
   const { live } = await import("/static/live.js");

@@ -6,7 +6,7 @@ import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { isParked, jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { endOf, lastReportOf } from "/static/timeline_words.js";
+import { endOf, endOfJoint, lastReportOf } from "/static/timeline_words.js";
 import { count, ENDED, moment } from "/static/words.js";
 
 const ROW = 30;
@@ -59,7 +59,7 @@ export function miniTimeline(workload, current, commands = () => []) {
       context.fillStyle = colours.muted;
       context.fillText(history.problem || (!history.known && "Loading…") || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
     }
-    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(endOfJoint(joint, end)), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;

@@ -4,7 +4,7 @@ import { now } from "/static/server_time.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
 import { AXIS, HEAD, HOST, LANE, LANES, ROW } from "/static/timeline_rows.js";
-import { lastReportOf, nameOf } from "/static/timeline_words.js";
+import { endOfJoint, lastReportOf, nameOf } from "/static/timeline_words.js";
 
 const MINUTE = 60000;
 
@@ -109,7 +109,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
     const x1 = xOf(joint.from.end_time);
-    const x2 = xOf(joint.to?.begin_time ?? Math.min(present, time.end));
+    const x2 = xOf(endOfJoint(joint, Math.min(present, time.end)));
     const busy = isBusy(joint, spans, present);
     drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: busy });
     if (joint.kind === "move") hits.push({ x1: Math.min(x1 - 6, x2 + 6), x2: Math.max(x1 - 6, x2 + 6), y1: Math.min(y1, y2) + 8, y2: Math.max(y1, y2) - 8, item: { joint } });

@@ -503,7 +503,8 @@ def test_a_plan_moves_no_focus_while_the_user_types_or_scrolls(browser: Browser,
         told = page.locator("dialog footer [role=status]")
 
         def answer() -> None:
-            page.wait_for_timeout(100)
+            while not asked:
+                page.wait_for_timeout(20)
             asked.pop().fulfill(json={"plans": [{}]})
 
         page.evaluate(DRAIN, 1)
@@ -657,8 +658,9 @@ def test_a_drain_whose_suspends_are_refused_shows_its_stored_cordon(
         def confirm() -> None:
             page.evaluate(DRAIN, 0)
             page.fill("dialog #reason", "a fan")
-            with page.expect_request("**/api/action"):
-                page.click('dialog button:text-is("Drain")')
+            page.click('dialog button:text-is("Drain")')
+            while not asked:
+                page.wait_for_timeout(20)
 
         confirm()
         asked.pop().fulfill(json=answer)

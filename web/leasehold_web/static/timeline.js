@@ -235,6 +235,7 @@ export function show(main) {
   glide();
   return () => {
     isOver = true;
+    history.end();
     endChanges();
     clearTimeout(glideTimer);
     clearTimeout(freshTimer);

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, open_page, slot
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page, slot
 from .conftest import WebFleet
 
 DEADLINE = """AbortSignal.timeout = () => {
@@ -503,9 +503,7 @@ def test_a_plan_moves_no_focus_while_the_user_types_or_scrolls(browser: Browser,
         told = page.locator("dialog footer [role=status]")
 
         def answer() -> None:
-            while not asked:
-                page.wait_for_timeout(20)
-            asked.pop().fulfill(json={"plans": [{}]})
+            next_request(page, asked).fulfill(json={"plans": [{}]})
 
         page.evaluate(DRAIN, 1)
         reason = page.locator("dialog #reason")
@@ -539,9 +537,7 @@ def test_a_failed_plan_is_asked_for_again_and_forbids_no_drain(browser: Browser,
         failed = page.locator("dialog section .box.bad")
 
         def answer(status: int, document: dict[str, object]) -> None:
-            while not asked:
-                page.wait_for_timeout(20)
-            asked.pop().fulfill(status=status, json=document)
+            next_request(page, asked).fulfill(status=status, json=document)
 
         page.evaluate(DRAIN, 3)
         drain = page.locator('dialog button:text-is("Drain")')
@@ -659,17 +655,42 @@ def test_a_drain_whose_suspends_are_refused_shows_its_stored_cordon(
             page.evaluate(DRAIN, 0)
             page.fill("dialog #reason", "a fan")
             page.click('dialog button:text-is("Drain")')
-            while not asked:
-                page.wait_for_timeout(20)
 
         confirm()
-        asked.pop().fulfill(json=answer)
+        next_request(page, asked).fulfill(json=answer)
         expect(page.locator("dialog .box.bad")).to_have_text(problem)
         expect(page.locator("dialog .command .badge")).to_have_text("pending")
         page.keyboard.press("Escape")
         confirm()
         page.click('dialog button:text-is("Close")')
-        asked.pop().fulfill(json=answer)
+        next_request(page, asked).fulfill(json=answer)
         expect(page.locator(".notice p")).to_have_text(
             f"Drain alpha: 1 command is stored, see Commands. {problem}."
         )
+
+
+UNKNOWN: Final = """async (state) => {
+  const { commandView } = await import("/static/command_view.js");
+  const what = { command_id: "c-1", worker_id: "worker-a", operation: { suspend: {} }, create_time: 1 };
+  const view = commandView({ ...what, state });
+  const link = view.querySelector("p a");
+  return [view.querySelectorAll(".running-bar").length, view.querySelector("p")?.textContent ?? "",
+    link ? link.getAttribute("href") : ""];
+}"""
+
+
+@pytest.mark.long
+def test_a_command_of_a_host_out_of_contact_does_not_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        told = "Its host worker-a is out of contact. The outcome is known when the host returns."
+        assert page.evaluate(UNKNOWN, "UNKNOWN") == [0, told, "/workers/worker-a"]
+        assert page.evaluate(UNKNOWN, "RUNNING") == [1, "", ""]
+        changes = [["command", "c-1", {**command, "state": "UNKNOWN"}]]
+        page.evaluate("tell", {"changes": changes, "state": {}})
+        page.evaluate(CANCEL)
+        expect(page.locator("dialog .steps li").first).to_contain_text("once the host returns")

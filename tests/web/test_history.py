@@ -19,7 +19,7 @@ from leasehold_web.entries import Api, Entry
 from leasehold_web.guards import SESSION
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import Complaints, open_page
+from .browsers import Complaints, next_request, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -185,9 +185,7 @@ def test_the_lane_of_a_workload_tells_a_failed_answer(browser: Browser, web_flee
         page.route("**/api/history?*", lambda route: asked.append(route))
 
         def answer(**how: Any) -> None:
-            while not asked:
-                page.wait_for_timeout(20)
-            asked.pop().fulfill(**how)
+            next_request(page, asked).fulfill(**how)
 
         page.evaluate(LANE)
         told = page.locator(".mini [role=status]")

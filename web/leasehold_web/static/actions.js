@@ -249,6 +249,7 @@ function drain(worker) {
 function effectOfCancellation({ state }) {
   if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
   if (state === "PENDING") return "The command was not sent: it ends at once.";
+  if (state === "UNKNOWN") return "The host is out of contact: the cancellation is requested from its worker once the host returns. The operation may have ended by then.";
   return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
 }
 

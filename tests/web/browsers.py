@@ -1,12 +1,13 @@
 """A browser that looks at the page: real Chromium, and what it complained about."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, expect, sync_playwright
 
 CHROMIUM: Final = Path("/usr/bin/chromium")
 MISSING: Final = "no Chromium here: install Debian's chromium"
@@ -98,6 +99,15 @@ def open_page(
             assert mine.lines == [], mine.lines
     finally:
         context.close()
+
+
+def next_request(page: Page, asked: list[Route]) -> Route:
+    """Waits for the next of the requests that a route of the page collects, and takes it."""
+    end = time.monotonic() + TIMEOUT_MS / 1000
+    while not asked:
+        assert time.monotonic() < end, "no request came"
+        page.wait_for_timeout(20)
+    return asked.pop(0)
 
 
 def slot(page: Page, number: int) -> str:

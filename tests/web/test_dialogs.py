@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, open_page, slot
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page, slot
 from .conftest import WebFleet
 
 LATE = "no answer from the server in time: if many windows of this page are open, close some"
@@ -516,3 +516,213 @@ def test_a_drain_tells_how_many_workloads_have_no_plan(browser: Browser, web_fle
         expect(steps).to_have_count(3)
         expect(steps.last).to_have_text("32 of them have a plan below, and 8 more are without a plan here.")
         expect(page.locator("dialog h3")).to_have_count(32)
+
+
+SUSPEND: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
+  workloadActions({ workload_id: "w-1", name: "one", status })[0].click();
+}"""
+
+
+@pytest.mark.long
+def test_a_plan_moves_no_focus_while_the_user_types_or_scrolls(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": []}))
+        told = page.locator("dialog footer [role=status]")
+
+        def answer() -> None:
+            next_request(page, asked).fulfill(json={"plans": [{}]})
+
+        page.evaluate(DRAIN, 1)
+        reason = page.locator("dialog #reason")
+        expect(reason).to_be_focused()
+        page.keyboard.type("replaces")
+        answer()
+        expect(told).to_have_text("The dry run is complete.")
+        page.keyboard.type(" a fan")
+        expect(reason).to_have_value("replaces a fan")
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        page.keyboard.press("Space")  # scrolls
+        answer()
+        expect(told).to_have_text("The dry run is complete.")
+        expect(page.locator("dialog .body")).to_be_focused()
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        answer()
+        expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
+        expect(told).to_have_text("")
+
+
+@pytest.mark.long
+def test_a_failed_plan_is_asked_for_again_and_forbids_no_drain(browser: Browser, web_fleet: WebFleet) -> None:
+    late = "the coordinator did not answer in time: try again"
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        plans = page.locator("dialog .plan")
+        failed = page.locator("dialog section .box.bad")
+
+        def answer(status: int, document: dict[str, object]) -> None:
+            next_request(page, asked).fulfill(status=status, json=document)
+
+        page.evaluate(DRAIN, 3)
+        drain = page.locator('dialog button:text-is("Drain")')
+        expect(drain).to_be_enabled()
+        expect(page.locator("dialog h3")).to_have_text(["w-0", "w-1", "w-2"])
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(1)
+        answer(504, {"reason": "", "message": late})
+        expect(failed).to_contain_text(late)
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(2)
+        expect(drain).to_be_enabled()
+        page.click('dialog button:text-is("Ask again")')
+        answer(200, {"plans": [{}]})
+        expect(plans).to_have_count(3)
+        expect(failed).to_have_count(0)
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        answer(403, {"reason": "NOT_PERMITTED", "message": "ask an operator"})
+        expect(failed).to_have_text("ask an operator")
+        expect(suspend).to_be_disabled()
+        page.keyboard.press("Escape")
+        page.evaluate(SUSPEND)
+        answer(429, {"message": "too many requests"})
+        page.click('dialog button:text-is("Ask again")')
+        expect(suspend).to_be_disabled()
+        answer(200, {"plans": [{"refusals": [{"message": "it is busy"}]}]})
+        expect(plans).to_contain_text("it is busy")
+        expect(suspend).to_be_disabled()
+
+
+@pytest.mark.long
+def test_a_drain_waits_for_no_plan(browser: Browser, web_fleet: WebFleet) -> None:
+    """A plan that comes later does not cover the refusal of the drain."""
+    silent = {"reason": "WORKER_UNAVAILABLE", "message": "alpha is not in contact: try again later"}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=silent))
+        page.evaluate(DRAIN, 2)
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Drain")')
+        expect(page.locator("dialog .box.bad")).to_have_text(silent["message"])
+        page.wait_for_timeout(200)
+        assert len(asked) == 1
+        expect(page.locator("dialog h3")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_drain_tells_memory_of_all_its_plans_and_changes_of_its_workloads(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """Each plan is asked for once. The fourth workload is refused, so it needs no memory."""
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or "")["workload"])
+        tiers = [
+            {"tier": "HOST", "needed_bytes": 80 * 2**30, "available_bytes": (300 - len(asked)) * 2**30},
+            {"tier": "DEVICE", "needed_bytes": 2**40},
+        ]
+        refusals = [{"message": "it is busy"}] if asked[-1] == "w-3" else []
+        route.fulfill(json={"plans": [{"tiers": tiers, "refusals": refusals}]})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(name: str, **status: object) -> None:
+            row = {"workload_id": name, "name": name, "worker_id": "worker-a", "status": status}
+            page.evaluate("tell", {"changes": [["workload", name, row]], "state": {}})
+
+        page.route("**/api/plan", answer)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate(DRAIN, 4)
+        steps = page.locator("dialog > form > .body > .steps li")
+        plans = page.locator("dialog .plan")
+        warning = page.locator("dialog .body > div > [role=status]")
+        expect(plans).to_have_count(4)
+        expect(warning).to_be_empty()
+        tell("w-5", state="RUNNING", lease={"gpu_uuids": ["GPU-5"]})
+        expect(plans).to_have_count(5)
+        expect(warning).to_have_text(
+            re.compile("^Together, these plans need 320 GiB of host memory, and 295 GiB are available.")
+        )
+        changed = "The list has changed since this dialog was opened. New: w-5."
+        expect(steps).to_have_text([re.compile("cordoned first"), re.compile("^Then 5 "), changed])
+        tell("w-0", state="SUSPENDED")
+        expect(steps.last).to_have_text(f"{changed} Without GPUs now: w-0.")
+        expect(page.locator("dialog section > h3")).to_have_text(["w-1", "w-2", "w-3", "w-5"])
+        expect(warning).to_be_empty()
+        tell("w-5", state="EXITED")
+        tell("w-0", state="RUNNING", lease={"gpu_uuids": ["GPU-1"]})
+        expect(steps).to_have_count(2)
+        expect(plans).to_have_count(4)
+    assert asked == ["w-0", "w-1", "w-2", "w-3", "w-5", "w-0"]
+
+
+@pytest.mark.long
+def test_a_drain_whose_suspends_are_refused_shows_its_stored_cordon(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    problem = "Nothing was suspended after the cordon: alpha is not in contact: try again later"
+    cordon = {"command_id": "c-1", "worker_id": "worker-a", "operation": {"cordon": {}}, "create_time": 1}
+    answer = {"commands": [{**cordon, "state": "PENDING"}], "problem": problem}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/action", lambda route: asked.append(route))
+
+        def confirm() -> None:
+            page.evaluate(DRAIN, 0)
+            page.fill("dialog #reason", "a fan")
+            page.click('dialog button:text-is("Drain")')
+
+        confirm()
+        next_request(page, asked).fulfill(json=answer)
+        expect(page.locator("dialog .box.bad")).to_have_text(problem)
+        expect(page.locator("dialog .command .badge")).to_have_text("pending")
+        page.keyboard.press("Escape")
+        confirm()
+        page.click('dialog button:text-is("Close")')
+        next_request(page, asked).fulfill(json=answer)
+        expect(page.locator(".notice p")).to_have_text(
+            f"Drain alpha: 1 command is stored, see Commands. {problem}."
+        )
+
+
+UNKNOWN: Final = """async (state) => {
+  const { commandView } = await import("/static/command_view.js");
+  const what = { command_id: "c-1", worker_id: "worker-a", operation: { suspend: {} }, create_time: 1 };
+  const view = commandView({ ...what, state });
+  const link = view.querySelector("p a");
+  return [view.querySelectorAll(".running-bar").length, view.querySelector("p")?.textContent ?? "",
+    link ? link.getAttribute("href") : ""];
+}"""
+
+
+@pytest.mark.long
+def test_a_command_of_a_host_out_of_contact_does_not_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        told = "Its host worker-a is out of contact. The outcome is known when the host returns."
+        assert page.evaluate(UNKNOWN, "UNKNOWN") == [0, told, "/workers/worker-a"]
+        assert page.evaluate(UNKNOWN, "RUNNING") == [1, "", ""]
+        changes = [["command", "c-1", {**command, "state": "UNKNOWN"}]]
+        page.evaluate("tell", {"changes": changes, "state": {}})
+        page.evaluate(CANCEL)
+        expect(page.locator("dialog .steps li").first).to_contain_text("once the host returns")

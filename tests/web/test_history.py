@@ -17,9 +17,9 @@ from leasehold_web.answers import CONVERSIONS
 from leasehold_web.conversions import Conversions
 from leasehold_web.entries import Api, Entry
 from leasehold_web.guards import SESSION
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Route, expect
 
-from .browsers import open_page
+from .browsers import Complaints, next_request, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -114,3 +114,82 @@ def test_commands_that_may_have_ended_during_a_gap_are_forgotten(
 ) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(FORGOTTEN) == ["SUCCEEDED", "EXPIRED"]
+
+
+RETRIED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {}, "&workload=w-1");
+  const told = [];
+  const until = async (number) => {
+    for (let at = 0; at < 400 && (history.isAsking || window.answers < number); at += 1) {
+      await new Promise((done) => setTimeout(done, 50));
+    }
+    told.push(history.problem);
+  };
+  history.want(0, Infinity);
+  await until(1); // late
+  await until(2);
+  history.wantNews(0, Infinity);
+  await until(3); // late
+  await until(4);
+  history.wantNews(0, Infinity);
+  await until(5); // refused
+  history.wantNews(0, Infinity);
+  await until(6); // late
+  history.end();
+  await new Promise((done) => setTimeout(done, 2500));
+  return [told, window.answers];
+}"""
+
+ANSWERS: Final = """() => {
+  const ask = window.fetch;
+  window.answers = 0;
+  window.fetch = async (path, ...others) => {
+    const answer = await ask(path, ...others);
+    if (path.startsWith("/api/history")) window.answers += 1;
+    return answer;
+  };
+}"""
+
+
+@pytest.mark.long
+def test_a_failed_answer_for_the_history_is_asked_for_again(browser: Browser, web_fleet: WebFleet) -> None:
+    """Until the view is left, and not after a refusal."""
+    statuses = [504, 200, 429, 200, 409, 504]
+
+    def tell(route: Route) -> None:
+        status = statuses.pop(0)
+        found = {"spans": [], "is_truncated": False, "time": 50_000}
+        route.fulfill(status=status, json=found if status == 200 else {"message": f"error {status}"})
+
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/history?*", tell)
+        page.evaluate(ANSWERS)
+        again = "The page tries again by itself."
+        assert page.evaluate(RETRIED) == [
+            [f"error 504. {again}", "", f"error 429. {again}", "", "error 409", f"error 504. {again}"],
+            6,
+        ]
+
+
+LANE: Final = """async () => {
+  const { miniTimeline } = await import("/static/mini_timeline.js");
+  document.body.append(miniTimeline("w-1", () => ({ create_time: 5000, status: {} })).element);
+}"""
+
+
+@pytest.mark.long
+def test_the_lane_of_a_workload_tells_a_failed_answer(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/history?*", lambda route: asked.append(route))
+
+        def answer(**how: Any) -> None:
+            next_request(page, asked).fulfill(**how)
+
+        page.evaluate(LANE)
+        told = page.locator(".mini [role=status]")
+        answer(status=504, json={"message": "no answer in time"})
+        expect(told).to_have_text("no answer in time. The page tries again by itself.")
+        answer(json={"spans": [], "is_truncated": False, "time": 50_000})
+        expect(told).to_be_empty()

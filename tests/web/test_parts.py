@@ -16,15 +16,21 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from leasehold.v1 import command_pb2, lease_pb2
+from leasehold.v1.access_service_pb2 import WhoAmIRequest, WhoAmIResponse
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import ListCommandsRequest, ListCommandsResponse, WatchCommandsResponse
 from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.fleet_service_pb2 import CordonRequest, CordonResponse
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadState, WorkloadStatus
-from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
+from leasehold.v1.workload_service_pb2 import (
+    ListWorkloadsRequest,
+    ListWorkloadsResponse,
+    SuspendWorkerRequest,
+)
 from leasehold_client.display.terminal_text import _DIRECTIONS
 from leasehold_coordinator.lists.filter_expression import parse_filter, restrictions
 from leasehold_web import actions, feed, listeners, sessions, tables
@@ -427,6 +433,31 @@ def test_a_dialog_waits_longer_than_the_calls_of_a_drain() -> None:
     found = re.search(r"const ANSWER_MS = (\d+);", script)
     assert found
     assert int(found[1]) > 3 * 1000 * actions.CALL_TIMEOUT_S
+
+
+def test_a_drain_whose_suspends_are_refused_tells_its_stored_cordon() -> None:
+    def drain(code: grpc.StatusCode, reason: str) -> actions.Outcome:
+        class Services:
+            async def WhoAmI(self, request: WhoAmIRequest, **call: Any) -> WhoAmIResponse:
+                return WhoAmIResponse(identity="user/ann")
+
+            async def Cordon(self, request: CordonRequest, **call: Any) -> CordonResponse:
+                return CordonResponse(command=Command(command_id="c-1"))
+
+            async def SuspendWorker(self, request: SuspendWorkerRequest, **call: Any) -> None:
+                metadata = refused(reason).trailing_metadata() if reason else grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "alpha is silent")
+
+        services: Any = Services()
+        api = Api(*[services] * len(Api._fields))
+        return asyncio.run(actions.carry_out(api, actions.Drain(worker="alpha", reason="a fan")))
+
+    outcome = drain(grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE")
+    assert [one["command_id"] for one in outcome.commands] == ["c-1"]
+    assert outcome.problem == "Nothing was suspended after the cordon: alpha is silent"
+    unknown = "It is unknown whether workloads were suspended after the cordon: "
+    assert drain(grpc.StatusCode.UNAVAILABLE, "STORAGE_UNAVAILABLE").problem == f"{unknown}alpha is silent"
+    assert drain(grpc.StatusCode.DEADLINE_EXCEEDED, "").problem.startswith(unknown)
 
 
 def test_a_table_says_where_a_workload_is_parked() -> None:

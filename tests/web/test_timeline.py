@@ -480,6 +480,45 @@ def test_a_lease_of_a_host_out_of_contact_is_last_known(browser: Browser, fleet:
         expect(row).to_contain_text("now")
 
 
+STALE: Final = """async (contact) => {
+  const { live } = await import("/static/live.js");
+  const { lastReportOf } = await import("/static/timeline_words.js");
+  const { drawPicture } = await import("/static/timeline_picture.js");
+  const { coloursOf } = await import("/static/painter.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const known = { isConnected: true, seenAt: 500, shownAt: 400, lost: null, refused: null };
+  Object.assign(live, known, contact);
+  live.workers.set("silent", { worker_id: "silent", state: "LOST", last_seen_time: 300 });
+  live.workers.set("here", { worker_id: "here", state: "CONNECTED" });
+  const span = (worker_id, end_time) =>
+    ({ span_id: worker_id, gpu_uuid: worker_id, worker_id, begin_time: 10, end_time, state: "LEASED" });
+  const joint = { workload: "w-1", kind: "parked", to: null };
+  const joints = ["here", "silent"].map((one) => ({ ...joint, from: span(one, 100) }));
+  const commands = ["PENDING"].map((state) => ({ state, create_time: 100, operation: { stop: {} } }));
+  const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60]]) };
+  const hits = drawPicture(document.createElement("canvas"), { width: 1000, height: 400, scrollTop: 0 }, {
+    time: { start: 0, end: 900, scale: () => ({ labels: 0, xOf: (one) => one }) },
+    layout, colours: coloursOf(document.body), commands, events: [], empty: "",
+  });
+  return [lastReportOf(span("here")), lastReportOf(span("silent")), ...hits.map((one) => one.x2)];
+}"""
+
+
+@pytest.mark.long
+def test_without_contact_the_timeline_ends_with_the_shown_state(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A lease is dim from there on, and a parked time and a command end there."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        present = page.evaluate(STALE, {})
+        assert present[:4] == [None, 300, 900, 300]
+        assert present[4] > 900
+        for contact in ({"isConnected": False}, {"lost": {"since": 1}}, {"refused": {"message": ""}}):
+            assert page.evaluate(STALE, contact) == [400, 300, 400, 300, 400]
+        assert page.evaluate(STALE, {"isConnected": False, "seenAt": 0})[:2] == [None, 300]
+
+
 PARKED: Final = """async () => {
   const { History } = await import("/static/history.js");
   const { live } = await import("/static/live.js");
@@ -538,3 +577,46 @@ def test_the_end_of_two_fingers_is_no_press(browser: Browser, web_fleet: WebFlee
         again = [("up", 1, 80), ("down", 1, 100), ("up", 1, 100), ("up", 2, 220)]
         assert page.evaluate(FINGERS, [*down, *moves, *again]) == ["zoom"]
         assert page.evaluate(FINGERS, [*down, *up, down[0], up[0]]) == ["press"]
+
+
+POINTED: Final = """async (points) => {
+  const { drawPicture, itemAt } = await import("/static/timeline_picture.js");
+  const { HEAD } = await import("/static/timeline_rows.js");
+  const { coloursOf } = await import("/static/painter.js");
+  const span = (id, gpu, begin_time, end_time) =>
+    ({ span_id: id, workload_id: id, gpu_uuid: gpu, state: "LEASED", begin_time, end_time });
+  const spans = [
+    span("before", "0", 0, 100), span("other", "0", 200, 900),
+    span("third", "3", 300, 600), span("after", "7", 800, 1000),
+  ];
+  const joint = { workload: "before", kind: "parked", from: spans[0], to: spans[3] };
+  const placed = new Map([["0", 20], ["3", 100], ["7", 200]]);
+  const time = { start: 0, end: 1000, scale: () => ({ labels: 0, xOf: (one) => one }) };
+  const canvas = document.createElement("canvas");
+  const hits = drawPicture(canvas, { width: 1000, height: 400, scrollTop: 0 }, {
+    time, layout: { rows: [], spans, joints: [joint], placed }, colours: coloursOf(document.body),
+    chosen: null, hovered: null, commands: [], events: [], empty: "",
+  });
+  return points.map(([x, y]) => {
+    const item = itemAt(hits, x, y + HEAD);
+    return item?.span?.span_id ?? item?.joint?.kind ?? "nothing";
+  });
+}"""
+
+
+@pytest.mark.long
+def test_a_parked_time_covers_no_bar_of_other_workloads(browser: Browser, web_fleet: WebFleet) -> None:
+    """Its line goes below the row, and up or down at its end. Its two strokes are at its begin."""
+    points = {
+        (50, 20): "before",
+        (106, 20): "parked",
+        (500, 20): "other",
+        (500, 34): "parked",
+        (500, 60): "nothing",
+        (500, 100): "third",
+        (500, 150): "nothing",
+        (780, 120): "parked",
+        (900, 200): "after",
+    }
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(POINTED, list(points)) == list(points.values())

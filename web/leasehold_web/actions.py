@@ -2,6 +2,7 @@
 
 from typing import Final, TypeAlias, final
 
+import grpc
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -29,6 +30,7 @@ from leasehold.v1.workload_service_pb2 import (
 
 from leasehold_web.documents import Document, document
 from leasehold_web.entries import Api
+from leasehold_web.refusals import refusal
 
 CALL_TIMEOUT_S: Final = 15.0
 PLAN_TIMEOUT_S: Final = 30.0
@@ -173,6 +175,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     commands: list[Document]
     refusals: list[Document] = []
+    problem: str = ""
+    """Why the later part of the action failed. Empty: it did not."""
 
 
 async def carry_out(api: Api, action: Action) -> Outcome:
@@ -234,11 +238,14 @@ async def carry_out(api: Api, action: Action) -> Outcome:
         case Drain():
             # First the cordon, so that nothing takes the freed GPUs.
             cordoned = await _cordon(api, action, [])
-            drained = await api.workloads.SuspendWorker(
-                SuspendWorkerRequest(worker=action.worker, operation=SuspendOperation()),
-                metadata=api.metadata,
-                timeout=CALL_TIMEOUT_S,
-            )
+            try:
+                drained = await api.workloads.SuspendWorker(
+                    SuspendWorkerRequest(worker=action.worker, operation=SuspendOperation()),
+                    metadata=api.metadata,
+                    timeout=CALL_TIMEOUT_S,
+                )
+            except grpc.aio.AioRpcError as error:  # an error of the whole drain would hide the stored cordon
+                return Outcome([document(cordoned)], problem=_problem_of_drain(refusal(error)))
             commands = [document(cordoned), *map(document, drained.commands)]
             return Outcome(commands, [document(one) for one in drained.refusals])
         case Cancel():
@@ -248,6 +255,13 @@ async def carry_out(api: Api, action: Action) -> Outcome:
                 timeout=CALL_TIMEOUT_S,
             )
             return _one(cancelled.command)
+
+
+def _problem_of_drain(error: Document) -> str:
+    """Why no workload was suspended after a cordon. An error of storage or transport leaves that open."""
+    is_certain = error["reason"] not in ("", "STORAGE_UNAVAILABLE")
+    what = "Nothing was suspended" if is_certain else "It is unknown whether workloads were suspended"
+    return f"{what} after the cordon: {error['message']}"
 
 
 async def _cordon(api: Api, action: Cordon | Drain, gpu_uuids: list[str]) -> Message:

@@ -1,20 +1,19 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
 import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
+import { effectsOfDrain, holdersOf, plansOfDrain } from "/static/drain.js";
+import { DryRun } from "/static/dry_run.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { live, may, mayActOn, mayCancel, placeOf, readSession, withNames, workerName, workloadName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, onChange, placeOf, readSession, withNames, workerName, workloadName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
-import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
+import { CONCLUDED, count, ENDED, held, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
-const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 const BUSY = new Set(["PENDING", "SUSPENDING", "RESTORING", "REMAPPING", "STOPPING"]);
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 const formerOf = (workload) => workload.status?.parked_gpu_uuids ?? [];
-const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 export function workloadActions(workload) {
   const state = workload.status?.state;
@@ -237,16 +236,12 @@ function uncordon(worker, uuids) {
 
 function drain(worker) {
   const reason = reasonField();
-  const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
+  const before = holdersOf(worker);
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [
-      `${worker.name} is cordoned first, so that nothing takes the freed GPUs.`,
-      holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it.",
-      ...(holders.length > PLANS_LIMIT ? [`${PLANS_LIMIT} of them have a plan below, and ${holders.length - PLANS_LIMIT} more are without a plan here.`] : []),
-    ],
+    effects: () => effectsOfDrain(worker, before),
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
-    plans: holders.slice(0, PLANS_LIMIT).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
+    plans: () => plansOfDrain(worker),
     isStrict: false,
     action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
   });
@@ -255,6 +250,7 @@ function drain(worker) {
 function effectOfCancellation({ state }) {
   if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
   if (state === "PENDING") return "The command was not sent: it ends at once.";
+  if (state === "UNKNOWN") return "The host is out of contact: the cancellation is requested from its worker once the host returns. The operation may have ended by then.";
   return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
 }
 
@@ -291,10 +287,10 @@ export function notice(...parts) {
 
 // A dialog with the dry run, then with the command.
 //   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
-//   that returns it; plans: further actions to plan; effects: what happens, for an action that has no plan; isStrict:
-//   whether a refusal in a plan forbids the action. With a subject, { kind, entry }, of a workload or a command, effects
-//   is a function of its latest state, called again after changes, and isSenseless tells whether that state makes the
-//   action senseless.
+//   that returns it; plans: a function that returns further actions to plan; effects: what happens, or a function that
+//   returns it and is called again after changes, for an action that has no plan; isStrict: whether the action needs a
+//   plan without refusals. With a subject, { kind, entry }, of a workload or a command, effects is a function of its
+//   latest state, and isSenseless tells whether that state makes the action senseless.
 function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
@@ -310,6 +306,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   let endChanges = null;
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
+  let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
@@ -318,29 +315,37 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
     dialog.remove();
     giveBack();
   });
+  for (const kind of ["keydown", "pointerdown", "wheel"]) {
+    dialog.addEventListener(kind, () => {
+      isTouched = true;
+    }, { passive: true });
+  }
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
   const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
-  const subjectNow = () => latest.of(subject.entry[`${subject.kind}_id`]);
-  const drawEffects = () => replace(effectList, (subject ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
+  const subjectNow = () => subject && latest.of(subject.entry[`${subject.kind}_id`]);
+  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
   if (effects) drawEffects();
   if (subject) endChanges = latest.end;
+  else if (typeof effects === "function") endChanges = onChange((changes) => changes.has("workload") && redrawEffects());
   const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
-  const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
-  const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
+  const plannedActions = plans?.() ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
+  const planBox = h("div", {});
   replace(body, ...parts, planBox);
+  const dryRun = new DryRun(planBox, {
+    signal: aborted.signal,
+    onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
+    onEnd: (isPossible) => {
+      yes.disabled = isStrict && !isPossible;
+      if (!yes.disabled) tellCompletion();
+    },
+  });
 
-  async function showPlans() {
-    const found = [];
-    for (const one of plannedActions) {
-      const { plans: answer } = await ask("/api/plan", { body: one.action, signal: aborted.signal });
-      found.push([one.name, answer[0]]);
-    }
-    if (typeof drawn === "function") replace(pictureBox, drawn(found[0][1]));
-    replace(planBox, found.map(([name, plan]) => [name && h("h3", {}, name), planView(plan)]));
-    const isRefused = found.some(([, plan]) => (plan.refusals ?? []).length);
-    yes.disabled = isRefused && isStrict;
-    if (!yes.disabled) yes.focus();
+  // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
+  // press the button.
+  function tellCompletion() {
+    if (!extra && !isTouched && document.activeElement === body) yes.focus();
+    else told.textContent = "The dry run is complete.";
   }
 
   function refuse(error, ...more) {
@@ -357,7 +362,10 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   function redrawEffects() {
     const before = effectList.textContent;
     drawEffects();
-    if (effectList.textContent !== before) forgetRefusal();
+    if (effectList.textContent === before) return;
+    if (!isSending) told.textContent = "What will happen has changed.";
+    forgetRefusal();
+    if (plans) dryRun.show(plans());
   }
 
   // A change may have ended the reason of a refusal.
@@ -387,6 +395,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
     isRefusedForNow = false;
+    aborted.abort(); // plans that lack are not waited for
     const sent = typeof action === "function" ? action() : action;
     const sentId = id;
     setSending(true);
@@ -396,7 +405,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
       if (dialog.isConnected) follow(answer, sent.action === "cancel");
       else {
         const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
-        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left);
+        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
       }
     } catch (error) {
       setSending(false);
@@ -423,6 +432,7 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
         isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
+        answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)),
         h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
         refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (isOver) {
@@ -442,10 +452,9 @@ function confirm({ title, verb, action, picture: drawn, lead, subject, effects, 
   }
 
   dialog.showModal();
-  if (plannedActions.length) showPlans().catch(refuse);
-  else {
-    yes.disabled = false;
-    (extra?.querySelector?.("input[type=text]") ?? yes).focus();
-  }
+  const field = extra?.querySelector("input[type=text]");
+  yes.disabled = isStrict && plannedActions.length > 0;
+  dryRun.show(plannedActions);
+  if (field || !plannedActions.length) (field ?? yes).focus();
 }
 

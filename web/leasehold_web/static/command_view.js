@@ -17,11 +17,17 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
       h("span", { class: "spacer" }),
       h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
       hasActions && actions),
-    !isOver && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
+    command.state === "UNKNOWN" && outOfContact(command),
+    !isOver && command.state !== "UNKNOWN" && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
     command.error && h("p", { class: "error" }, withNames(command.error.message)),
     phases(command.result ?? {}),
     command.state !== "SUCCEEDED" && members(command),
     (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, withNames(one))));
+}
+
+function outOfContact(command) {
+  const host = h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}`, onclick: () => host.closest("dialog")?.close() }, workerName(command.worker_id));
+  return h("p", { class: "why" }, "Its host ", host, " is out of contact. The outcome is known when the host returns.");
 }
 
 // The processes after a failure, and whether each was rolled back. The error of the command is not repeated.

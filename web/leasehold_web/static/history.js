@@ -9,6 +9,7 @@ const SPAN_LIMIT = 20000;
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
 const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
 const STAYS_LIMIT = 400; // workloads whose earlier stay is asked for at once
+const RETRY_MS = 2000; // after an answer that failed
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
@@ -31,6 +32,8 @@ export class History {
     this.isAsking = false;
     this.wanted = null; // the time that is loaded next
     this.newsUntil = null; // until when news is loaded next
+    this.retry = 0; // the timer after an answer that failed
+    this.isOver = false;
   }
 
   // Loads what lacks of a time. The end Infinity is the server's present: the clock of this browser may be wrong. Calls
@@ -50,12 +53,14 @@ export class History {
 
   async loadWanted() {
     if (this.isAsking) return;
+    clearTimeout(this.retry);
     this.isAsking = true;
     let wanted = null;
+    let until = null;
     try {
       while (this.wanted || this.newsUntil !== null) {
         wanted = this.wanted;
-        const until = this.newsUntil;
+        until = this.newsUntil;
         if (wanted) this.wanted = null;
         else this.newsUntil = null;
         if (wanted) await this.load(...wanted);
@@ -63,11 +68,19 @@ export class History {
       }
       this.problem = "";
     } catch (error) {
-      this.problem = error.message;
-      this.wanted ??= wanted; // for the next call
+      this.problem = `${error.message}${error.isTransient ? ". The page tries again by itself." : ""}`;
+      if (wanted) this.wanted ??= wanted; // for the next call
+      else this.newsUntil ??= until;
+      if (error.isTransient && !this.isOver) this.retry = setTimeout(() => this.loadWanted(), RETRY_MS);
     }
     this.isAsking = false;
     this.onLoad();
+  }
+
+  // Ends the repetition of questions.
+  end() {
+    this.isOver = true;
+    clearTimeout(this.retry);
   }
 
   async load(start, end) {

@@ -62,6 +62,12 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
+// The time of the shown state, if it may have changed since: without contact, or if the login is refused. Undefined: the
+// page shows the present state.
+export function staleSince() {
+  return live.refused || live.lost || (!live.isConnected && live.seenAt) ? live.shownAt : undefined;
+}
+
 // Whether earlier answers about entries of a kind, or about one of them, may be old: after a gap, or since an entry has
 // gone. An entry goes if it is deleted, and if it ended while nobody watched.
 export function areOld(changes, kind, id) {

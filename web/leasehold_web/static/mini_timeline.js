@@ -1,12 +1,12 @@
 // The lane of one workload on its page: its GPUs from its creation until its end or now. A truncated history begins with
 // its oldest loaded lease.
-import { h, replace } from "/static/dom.js";
+import { h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { isParked, jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { endOf, lastReportOf } from "/static/timeline_words.js";
+import { endOf, endOfJoint, lastReportOf } from "/static/timeline_words.js";
 import { count, ENDED, moment } from "/static/words.js";
 
 const ROW = 30;
@@ -17,9 +17,9 @@ const AXIS = 20;
 // loaded commands.
 export function miniTimeline(workload, current, commands = () => []) {
   const canvas = h("canvas", { role: "img" });
-  const cut = h("p", { class: "muted", role: "status", hidden: true }, "The history is longer than one answer: this lane has the latest stays only.");
+  const told = h("p", { class: "muted", role: "status" });
   const table = h("details", {});
-  const element = h("div", { class: "mini" }, canvas, cut, table);
+  const element = h("div", { class: "mini" }, canvas, told, table);
   let isOver = false;
   const history = new History(() => !isOver && draw(), `&workload=${encodeURIComponent(workload)}`);
 
@@ -36,7 +36,8 @@ export function miniTimeline(workload, current, commands = () => []) {
     const end = endOfLane(spans);
     const isCut = history.isCut(0);
     const start = Math.min((!isCut && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
-    cut.hidden = !isCut;
+    const text = safe(history.problem || (isCut ? "The history is longer than one answer: this lane has the latest stays only." : ""));
+    if (told.textContent !== text) told.textContent = text;
     const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
@@ -57,9 +58,9 @@ export function miniTimeline(workload, current, commands = () => []) {
     for (const uuid of rows) context.fillText(placeOf(uuid), 0, y(uuid), LABELS - 8);
     if (!rows.length) {
       context.fillStyle = colours.muted;
-      context.fillText(history.problem || (!history.known && "Loading…") || "It has held no GPU in the stored history.", LABELS, AXIS + ROW / 2);
+      context.fillText(history.known ? "It has held no GPU in the stored history." : history.problem ? "" : "Loading…", LABELS, AXIS + ROW / 2);
     }
-    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(joint.to?.begin_time ?? end), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(endOfJoint(joint, end)), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;
@@ -82,6 +83,7 @@ export function miniTimeline(workload, current, commands = () => []) {
     element,
     end: () => {
       isOver = true;
+      history.end();
       endChanges();
       sizes.disconnect();
       clearInterval(timer);

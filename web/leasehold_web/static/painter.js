@@ -122,23 +122,40 @@ export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = fal
     arrow(context, x2, y2);
   } else {
     context.setLineDash([1.5, 4.5]);
-    const last = x2 - (joint.to ? 8 : 0);
-    context.moveTo(x1 + 12, y1);
-    if ((y1 === y2 && !isBusy) || last - x1 < 40) context.lineTo(last, y2);
-    else {
-      // Below the row, where it crosses no bar of the row.
-      const low = y1 + (y2 < y1 ? -GUTTER : GUTTER);
-      const turn = Math.min(34, (last - x1) / 3);
-      context.bezierCurveTo(x1 + 20, y1, x1 + 14, low, x1 + 26, low);
-      context.lineTo(Math.max(x1 + 26, last - turn), low);
-      context.bezierCurveTo(last - turn / 3, low, last - turn / 1.4, y2, last, y2);
-    }
+    traceParked(context, joint, x1, y1, x2, y2, isBusy);
     context.stroke();
     context.setLineDash([]);
     for (const offset of [4, 8]) context.fillRect(x1 + offset, y1 - 5, 2.4, 10);
     if (joint.to) arrow(context, x2, y2);
   }
   context.restore();
+}
+
+// The line of a parked time, from its two strokes on.
+function traceParked(context, { to }, x1, y1, x2, y2, isBusy) {
+  const last = x2 - (to ? 8 : 0);
+  context.moveTo(x1 + 12, y1);
+  if ((y1 === y2 && !isBusy) || last - x1 < 40) {
+    context.lineTo(last, y2);
+    return;
+  }
+  // Below the row, where it crosses no bar of the row.
+  const low = y1 + (y2 < y1 ? -GUTTER : GUTTER);
+  const turn = Math.min(34, (last - x1) / 3);
+  context.bezierCurveTo(x1 + 20, y1, x1 + 14, low, x1 + 26, low);
+  context.lineTo(Math.max(x1 + 26, last - turn), low);
+  context.bezierCurveTo(last - turn / 3, low, last - turn / 1.4, y2, last, y2);
+}
+
+const finder = document.createElement("canvas").getContext("2d");
+
+// Whether a point is on the line of a parked time, or on its two strokes. Takes the places of drawJoint.
+export function isOnParked(x, y, joint, x1, y1, x2, y2, isBusy) {
+  if (x >= x1 && x <= x1 + 12 && Math.abs(y - y1) <= 8) return true;
+  finder.lineWidth = 12;
+  finder.beginPath();
+  traceParked(finder, joint, x1, y1, x2, y2, isBusy);
+  return finder.isPointInStroke(x, y);
 }
 
 function arrow(context, x, y) {

@@ -25,9 +25,13 @@ export function planView(plan) {
       h("ul", { class: "capabilities" }, plan.checks.map((one) => h("li", {}, glyph(RESULTS[one.result] ?? "UNKNOWN"), h("div", {}, `${one.name}: ${lower(one.result)}`, one.detail && h("p", {}, one.detail)))))));
 }
 
+// The storage tiers of a plan, or its host memory alone.
+export function tiersOf({ tiers = [], host_memory: host }) {
+  return tiers.length || !host ? tiers : [{ ...host, tier: "HOST" }];
+}
+
 function memory(plan) {
-  const rows = (plan.tiers ?? []).map((one) => [lower(one.tier), bytes(one.needed_bytes), one.available_bytes === undefined ? NO_LIMIT : bytes(one.available_bytes)]);
-  if (!rows.length && plan.host_memory) rows.push(["host", bytes(plan.host_memory.needed_bytes), bytes(plan.host_memory.available_bytes)]);
+  const rows = tiersOf(plan).map((one) => [lower(one.tier), bytes(one.needed_bytes), one.available_bytes === undefined ? NO_LIMIT : bytes(one.available_bytes)]);
   // A restore, for example, has no limits: their column would say nothing.
   const columns = rows.some((row) => row[2] !== NO_LIMIT) ? 3 : 2;
   return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(["Tier", "Needed", "Available"].slice(0, columns), rows.map((row) => row.slice(0, columns))));

@@ -6,7 +6,7 @@ import { coloursOf } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { listen } from "/static/timeline_input.js";
 import { legend } from "/static/timeline_legend.js";
-import { drawPicture } from "/static/timeline_picture.js";
+import { drawPicture, itemAt } from "/static/timeline_picture.js";
 import { HEAD, layOut, ROW, spansInOrder } from "/static/timeline_rows.js";
 import { tableOf } from "/static/timeline_table.js";
 import { RANGES, TimeWindow } from "/static/timeline_window.js";
@@ -26,7 +26,7 @@ export function show(main) {
   let frame = 0;
   let colours = null;
   let layout = { rows: [], placed: new Map(), spans: [], joints: [], height: 0 };
-  let hits = []; // what is drawn, as { x1, x2, y1, y2, item }
+  let hits = []; // what is drawn, as drawPicture returns it
 
   const search = h("input", { type: "search", placeholder: "Filter: host, workload", "aria-label": "Filter rows by host or workload" });
   const ranges = h("div", { class: "segments", role: "group", "aria-label": "Time" }, RANGES.map(([text, value]) => h("button", { type: "button", "data-range": String(value), onclick: () => zoomTo(value) }, text)));
@@ -162,7 +162,7 @@ export function show(main) {
   listen(canvas, {
     scale: () => time.scale(box.clientWidth),
     range: () => time.range,
-    itemAt: (x, y) => hits.findLast((one) => x >= one.x1 && x <= one.x2 && y >= one.y1 && y <= one.y2)?.item ?? null,
+    itemAt: (x, y) => itemAt(hits, x, y),
     point, press, step, zoomTo,
     leave: () => point(null),
     pan: (milliseconds) => {
@@ -235,6 +235,7 @@ export function show(main) {
   glide();
   return () => {
     isOver = true;
+    history.end();
     endChanges();
     clearTimeout(glideTimer);
     clearTimeout(freshTimer);

@@ -1,4 +1,5 @@
 // The rows on top of the timeline: commands as bars from their creation to their end, and events as dots below.
+import { staleSince } from "/static/live.js";
 import { now } from "/static/server_time.js";
 import { CONCLUDED, operationOf } from "/static/words.js";
 import { AXIS, LANE, LANES } from "/static/timeline_rows.js";
@@ -14,7 +15,7 @@ export function drawLanes(context, width, { labels, xOf }, colours, commands, ev
   context.rect(labels, AXIS, width, LANES * LANE + 3);
   context.clip();
   const taken = Array(LANES).fill(-Infinity); // until which x each lane is taken
-  const present = now();
+  const present = Math.min(now(), staleSince() ?? Infinity);
   for (const command of [...commands].sort((a, b) => a.create_time - b.create_time)) {
     const x1 = xOf(command.create_time);
     // A user does not see the end of others' commands. Such a bar is short.

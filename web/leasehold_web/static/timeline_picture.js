@@ -1,14 +1,15 @@
 // The picture of the timeline: its grid, rows, spans and joints.
-import { drawJoint, drawSpan, sized } from "/static/painter.js";
+import { drawJoint, drawSpan, isOnParked, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
 import { AXIS, HEAD, HOST, LANE, LANES, ROW } from "/static/timeline_rows.js";
-import { lastReportOf, nameOf } from "/static/timeline_words.js";
+import { endOfJoint, lastReportOf, nameOf } from "/static/timeline_words.js";
 
 const MINUTE = 60000;
 
-// Draws the picture, and returns what is where, as { x1, x2, y1, y2, item }.
+// Draws the picture, and returns what is where, as { x1, x2, y1, y2, isHit, item }. A later one is above. isHit, if any,
+// tells whether a point of the box counts.
 //   box: its width, height and scrollTop; chosen, hovered: items; empty: the text of a picture without rows.
 export function drawPicture(canvas, box, { time, layout, colours, chosen, hovered, commands, events, empty }) {
   const { width, height } = box;
@@ -37,6 +38,11 @@ export function drawPicture(canvas, box, { time, layout, colours, chosen, hovere
     context.textAlign = "left";
   }
   return hits;
+}
+
+// The item at a point of the picture, or null.
+export function itemAt(hits, x, y) {
+  return hits.findLast((one) => x >= one.x1 && x <= one.x2 && y >= one.y1 && y <= one.y2 && (one.isHit?.(x, y) ?? true))?.item ?? null;
 }
 
 function clip(context, left, top, right, bottom) {
@@ -88,6 +94,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
   const { labels, xOf } = scale;
   const { spans, joints, placed } = layout;
   const hits = [];
+  const below = [];
   const isDim = (id) => Boolean(focus) && id !== focus;
   for (const span of spans) {
     const y = placed.get(span.gpu_uuid) + offset; // NaN without a row
@@ -102,13 +109,14 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
     const x1 = xOf(joint.from.end_time);
-    const x2 = xOf(joint.to?.begin_time ?? Math.min(present, time.end));
-    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: isBusy(joint, spans, present) });
-    const xs = joint.kind === "move" ? [x1 - 6, x2 + 6] : [x1, x2];
-    const margin = y1 === y2 ? -8 : 8;
-    hits.push({ x1: Math.min(...xs), x2: Math.max(...xs), y1: Math.min(y1, y2) + margin, y2: Math.max(y1, y2) - margin, item: { joint } });
+    const x2 = xOf(endOfJoint(joint, Math.min(present, time.end)));
+    const busy = isBusy(joint, spans, present);
+    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: busy });
+    if (joint.kind === "move") hits.push({ x1: Math.min(x1 - 6, x2 + 6), x2: Math.max(x1 - 6, x2 + 6), y1: Math.min(y1, y2) + 8, y2: Math.max(y1, y2) - 8, item: { joint } });
+    // Below the spans: others use the GPU while the workload is parked.
+    else below.push({ x1, x2: Math.max(x2, x1 + 12), y1: Math.min(y1, y2) - ROW, y2: Math.max(y1, y2) + ROW, isHit: (x, y) => isOnParked(x, y, joint, x1, y1, x2, y2, busy), item: { joint } });
   }
-  return hits;
+  return [...below, ...hits];
 }
 
 // Whether another span is in the row of a parked workload meanwhile.

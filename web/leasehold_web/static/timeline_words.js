@@ -1,5 +1,5 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
-import { live, withNames, workerName, workloadName } from "/static/live.js";
+import { live, staleSince, withNames, workerName, workloadName } from "/static/live.js";
 import { now } from "/static/server_time.js";
 import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
 
@@ -15,11 +15,24 @@ export function lengthOf(span) {
   return seconds(((span.end_time ?? now()) - span.begin_time) / 1000);
 }
 
-// The time of the last report of an open span whose host is out of contact. Undefined: the span has ended, or its host is
-// in contact.
+// The time until which the state of a host is known: that of its last report if the host is out of contact, and that of
+// the shown state if the page is out of contact. Undefined: the present.
+function knownUntil(id) {
+  const worker = live.workers.get(id);
+  const isSilent = worker && worker.state !== "CONNECTED";
+  const shownAt = staleSince();
+  if (!isSilent) return shownAt;
+  return Math.min(shownAt ?? Infinity, worker.last_seen_time ?? 0);
+}
+
+// The time until which an open span is known. Undefined: the present, or the span has ended.
 export function lastReportOf(span) {
-  const worker = span.end_time ? undefined : live.workers.get(span.worker_id);
-  return worker && worker.state !== "CONNECTED" ? worker.last_seen_time ?? 0 : undefined;
+  return span.end_time ? undefined : knownUntil(span.worker_id);
+}
+
+// The end of a joint. An open one ends at a time, or earlier if it is not known until then.
+export function endOfJoint({ from, to }, end) {
+  return to?.begin_time ?? Math.max(from.end_time, Math.min(end, knownUntil(from.worker_id) ?? Infinity));
 }
 
 // The end of a span in a table.

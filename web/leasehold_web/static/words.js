@@ -90,6 +90,9 @@ export const RESTORABLE = new Set([...PARKED, "UNKNOWN"]);
 export const FAULTY = new Set(["WEDGED", "UNKNOWN"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
 
+// The GPUs that a workload holds.
+export const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
+
 // The state of a workload, and of a running one whether it is ready, or which error it has, such as failed hooks.
 export function stateText({ status = {} }) {
   if (status.state !== "RUNNING") return lower(status.state);

@@ -93,7 +93,7 @@ def default_coordinator() -> str:
         except OSError:
             continue
         return f"{UNIX_SCHEME}{path}"
-    with suppress(UsageError):  # no home directory
+    with suppress(UsageError, OSError):  # no home directory, or an unreadable one
         if SYSTEM_SOCKET.parent.is_dir() and not (credentials_directory() / "ca.pem").exists():
             return f"{UNIX_SCHEME}{SYSTEM_SOCKET}"
     return DEFAULT_COORDINATOR

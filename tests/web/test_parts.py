@@ -429,7 +429,7 @@ def test_tables_escape_marks_of_direction() -> None:
 
 
 def test_a_dialog_waits_longer_than_the_calls_of_a_drain() -> None:
-    script = resources.files("leasehold_web").joinpath("static/actions.js").read_text()
+    script = resources.files("leasehold_web").joinpath("static/confirmation.js").read_text()
     found = re.search(r"const ANSWER_MS = (\d+);", script)
     assert found
     assert int(found[1]) > 3 * 1000 * actions.CALL_TIMEOUT_S

@@ -16,7 +16,7 @@ from leasehold_client.arguments.selectors import both, quoted
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.get_watch import wait_missed
-from leasehold_client.cli.lookups import with_short_names
+from leasehold_client.cli.lookups import ShortNames
 from leasehold_client.cli.names import complete_workers, complete_workloads
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
@@ -87,6 +87,7 @@ def events(
         earlier = both(earlier, f"time >= {begin}")
     watch = partial(client.watch_events, workload=workload or "", worker=worker, filter=filter_text)
     shown: deque[str] = deque(maxlen=TAIL_LIMIT)
+    short = ShortNames(client)
     newest: datetime | None = None  # by the coordinator's clock
     try:
         while True:
@@ -107,7 +108,7 @@ def events(
                     if event.event_id in shown:
                         continue
                     shown.append(event.event_id)
-                    if not _echo(client, event, output):
+                    if not _echo(short, event, output):
                         return
                 return
             except LeaseholdError as error:
@@ -119,7 +120,7 @@ def events(
         sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
 
 
-def _echo(client: Client, event: Event, output: str) -> bool:
+def _echo(short: ShortNames, event: Event, output: str) -> bool:
     """Prints an event. Returns False if nobody reads any more."""
     if output == "json":
         import json
@@ -138,5 +139,5 @@ def _echo(client: Client, event: Event, output: str) -> bool:
     from leasehold_client.messages import enum_name, time_text
 
     kind = enum_name(EventKind.Name, event.kind, "EVENT_KIND_").ljust(_LONGEST_KIND)
-    text = with_short_names(client, event_text(event))
+    text = short.replaced(event_text(event))
     return echo(f"{time_text(event.time)}  {kind}  {safe_cell(one_line(text))}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from leasehold_client.cli.lookups import with_short_names
+from leasehold_client.cli.lookups import ShortNames
 from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -36,9 +36,10 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
         raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
     if name and kind not in ("workloads", "events"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
-    shown = _Shown(bool(filter_text))
     is_again = False
+    short = ShortNames(client)
     while True:
+        shown = _Shown(bool(filter_text))
         try:
             if is_again and output != "table" and not echo_lines(_document_text({"reset": {}}, output)):
                 return
@@ -46,7 +47,7 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
             for response in _responses(client, kind, name or "", filter_text):
                 text = _text(shown, response, kind, output)
                 if kind == "events" and output == "table":
-                    text = with_short_names(client, text)
+                    text = short.replaced(text)
                 if text and not echo_lines(text):
                     return
             return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from leasehold.v1.worker_pb2 import FleetGpu
 
     from leasehold_client.coordinator.client import Client
+
+LOOKUP_INTERVAL_S: Final = 10.0
 
 
 def known_gpus(client: Client, filter_text: str = "", order_by: str = "") -> list[FleetGpu]:
@@ -87,6 +90,33 @@ def places_in(client: Client, texts: Iterable[str]) -> dict[str, str]:
     from leasehold_client.arguments.gpu_names import gpu_places, has_ids
 
     return gpu_places(gpus_if_known(client)) if any(map(has_ids, texts)) else {}
+
+
+@final
+class ShortNames:
+    """Short names of GPUs and their holders, for the texts of a stream.
+
+    They are looked up again for an unknown id, every 10 s at most.
+
+    Args:
+        client: The client.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._places: dict[str, str] = {}
+        self._next_s = 0.0
+
+    def replaced(self, text: str) -> str:
+        """The text with names in the place of known ids."""
+        from leasehold_client.arguments.gpu_names import has_ids, with_places
+
+        shown = with_places(text, self._places)
+        if has_ids(shown) and time.monotonic() >= self._next_s:
+            self._places = places_in(self._client, [text])
+            self._next_s = time.monotonic() + LOOKUP_INTERVAL_S
+            shown = with_places(text, self._places)
+        return shown
 
 
 def gpus_if_known(client: Client) -> list[FleetGpu]:

@@ -56,7 +56,7 @@ def run_bounded(
             env=_shared_variables() if become else None,
         )
     except OSError as error:
-        raise LeaseholdError(f"{command[0]} does not run: {error.strerror}") from error
+        raise LeaseholdError(f"{(*become, *command)[0]} does not run: {error.strerror}") from error
     try:
         output, errors = _read(process, time.monotonic() + timeout_s, limit_bytes, keep_end=keep_end)
     except TimeoutError:

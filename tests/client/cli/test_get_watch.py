@@ -184,3 +184,7 @@ def test_a_restart_of_the_coordinator_is_followed_by_all_entries_again(
     watched.requests.clear()
     lines = leasehold("get", "workers", "--watch", "-o", "json").stdout.splitlines()
     assert [[*json.loads(line)] for line in lines].count(["reset"]) == 1
+    watched.requests.clear()
+    lines = leasehold("get", "gpus", "--watch", "-o", "json").stdout.splitlines()
+    kinds = [next(iter(json.loads(line))) for line in lines]
+    assert kinds[: kinds.index("reset")].count("worker") == kinds[kinds.index("reset") :].count("worker") == 1

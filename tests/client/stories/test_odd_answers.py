@@ -15,7 +15,7 @@ from leasehold.v1.fleet_service_pb2 import ListWorkersResponse
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.worker_pb2 import Worker
 from leasehold_client.coordinator.client import Client
-from leasehold_client.display.record_tables import EVENT_COLUMNS
+from leasehold_client.display.record_tables import event_columns
 from leasehold_client.display.tables import echo_table
 from leasehold_client.errors import LeaseholdError
 
@@ -94,5 +94,5 @@ def test_a_list_without_end(scripted: ScriptedCoordinator, monkeypatch: pytest.M
 
 def test_an_event_of_a_newer_release(capsys: pytest.CaptureFixture[str]) -> None:
     event = Event(kind=99, time=NEVER, message="it rained")  # type: ignore[arg-type]  # newer
-    echo_table(EVENT_COLUMNS, [event])
+    echo_table(event_columns({}), [event])
     assert capsys.readouterr().out.splitlines()[1].split(maxsplit=2) == ["?", "99", "it rained"]

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from leasehold.v1 import command_pb2, command_service_pb2, workload_service_pb2
 from leasehold.v1.event_pb2 import Event
-from leasehold.v1.event_service_pb2 import WatchEventsResponse
+from leasehold.v1.event_service_pb2 import ListEventsResponse, WatchEventsResponse
 from leasehold.v1.watch_pb2 import Bookmark
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
@@ -193,7 +193,7 @@ def test_a_pipe_that_closes_ends_a_stream_of_events(
             number += 1
             yield WatchEventsResponse(event=Event(event_id=str(number), message="x" * 1000))
 
-    scripted.answers["WatchEvents"] = watch
+    scripted.answers |= {"WatchEvents": watch, "ListEvents": lambda request, context: ListEventsResponse()}
     for line in ("events -f --tail 0", "events -f --tail 0 -o json", "get events --watch"):
         with subprocess.Popen(
             command_line(*line.split()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment

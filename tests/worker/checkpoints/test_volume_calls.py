@@ -2,18 +2,26 @@
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold.worker.v1.session_pb2 import CheckpointQuery
 from leasehold_worker.checkpoints import volume_calls
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
-from leasehold_worker.checkpoints.volume_calls import CALLS_AT_ONCE, call_volume, discard_in_time
+from leasehold_worker.checkpoints.volume_calls import (
+    CALLS_AT_ONCE,
+    call_volume,
+    delete_in_volume,
+    discard_in_time,
+)
 from leasehold_worker.errors import OperationError
+from leasehold_worker.session.checkpoint_query import answer_checkpoints
 
 from tests.worker.checkpoints.test_directory import MIB, World, ids
 from tests.worker.dead_volumes import dead_volume
@@ -111,22 +119,50 @@ async def test_a_reservation_that_was_given_up_deletes_nothing_later(tmp_path: P
     assert room.held_bytes == 0
 
 
-async def test_a_deletion_that_was_given_up_before_it_began_deletes_nothing_later(tmp_path: Path) -> None:
+async def test_a_deletion_that_was_given_up_before_it_began_deletes_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.1)
     world, done = World(tmp_path / "images"), threading.Event()
     image = world.image("gone", MIB)
     disk = world.disk(keep_images=True)
 
-    def delete(answers: threading.Event) -> None:
+    def delete(begin: Callable[[], None]) -> None:
         answers.wait(HANG_S)
         try:
-            disk.delete([image], force=False, check=trio.from_thread.check_cancelled)
+            disk.delete([image], force=False, check=begin)
         finally:
             done.set()
 
     with hung() as answers, pytest.raises(OperationError, match="did not answer within"):
-        await call_volume(delete, answers, timeout_s=0.1)
+        await delete_in_volume(delete)
     await until(done)
     assert ids(disk) == [image]
+
+
+async def test_a_deletion_that_has_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.1)
+
+    def delete(begin: Callable[[], None]) -> str:
+        begin()
+        time.sleep(0.5)  # longer than the deadline
+        return "deleted"
+
+    with trio.fail_after(10):
+        assert await delete_in_volume(delete) == "deleted"
+
+
+async def test_a_list_of_checkpoints_on_a_dead_volume_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task is one of the session, which could not end and connect again before."""
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.2)
+    world = World(tmp_path / "images")
+    disk = world.disk(keep_images=True)
+    with hung() as answers, trio.fail_after(5):
+        monkeypatch.setattr(disk, "checkpoints", lambda _: answers.wait(HANG_S))
+        answer = await answer_checkpoints(disk, CheckpointQuery(query_id="q-1"), "worker-1")
+    assert answer.error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
 
 
 async def test_a_removal_on_a_dead_volume_delays_nobody_for_long(

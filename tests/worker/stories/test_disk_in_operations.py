@@ -229,11 +229,12 @@ async def test_a_volume_of_images_that_hangs_does_not_hold_up_the_rollback_of_a_
                 assert failed.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
             assert scope.cancelled_caught == is_cancelled
             assert trio.current_time() - began < 10, "nothing waits for the volume"
-            # Every plan that looks at the volume says so, and ends.
+            # Every plan that looks at the volume ends, and refuses no rung: the next one could be a stop.
             monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
-            await parts.operations.preflight._policies._look_at_disk(plan, MIB)
-            (refusal,) = plan.findings.refusals
-            assert refusal.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            with pytest.raises(OperationError) as failed:
+                await parts.operations.preflight._policies._look_at_disk(plan, MIB)
+            assert failed.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            assert not plan.findings.refusals
 
 
 def _nobody(_: object) -> None:

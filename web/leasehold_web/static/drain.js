@@ -6,7 +6,7 @@ const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 
 // The workloads that hold GPUs of a host now.
 export function holdersOf(worker) {
-  return (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
+  return (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => one && held(one).length && !ENDED.has(one.status?.state));
 }
 
 // The coordinator suspends the workloads that hold GPUs at the confirmation.

@@ -1,6 +1,6 @@
 // The fleet: each host a row, each GPU a tile. Only the rows in sight exist, whatever the number of hosts.
 import { announce, append, ask, h, replace } from "/static/dom.js";
-import { notice } from "/static/actions.js";
+import { notice } from "/static/confirmation.js";
 import { drawerFor, lastKnown } from "/static/drawer.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange, setSample } from "/static/live.js";

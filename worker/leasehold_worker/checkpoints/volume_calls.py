@@ -7,9 +7,10 @@ then has to be harmless:
 
 * A call that only reads is harmless.
 * A call that creates something gets ``undo``, which deletes the result that nobody receives.
-* A call that deletes asks ``trio.from_thread.check_cancelled`` before its first deletion.
+* A call that deletes does not begin its first deletion; see :func:`delete_in_volume`.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -86,10 +87,35 @@ async def call_volume(
             if undo is not None:
                 for late in answers:  # the cancellation came between the end of the call and its return
                     trio.lowlevel.start_thread_soon(partial(undo, late), _ignore)
-    raise OperationError(
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        f"the image directory did not answer within {limit_s:g} s: check its volume, and try again",
-    )
+    raise _no_answer(limit_s)
+
+
+async def delete_in_volume(delete: Callable[[Callable[[], None]], Answer]) -> Answer:
+    """Calls a function that deletes in the image directory, in a thread. It can't be cancelled.
+
+    Args:
+        delete: The call. It calls its argument before its first deletion, which ends the deadline: a deletion
+            that has begun can't be undone, and is waited for.
+
+    Raises:
+        OperationError: STORAGE_UNAVAILABLE: the deletion has not begun in time, and nothing is deleted.
+        Exception: Whatever the function raises.
+    """
+    scope = trio.CancelScope(deadline=trio.current_time() + CALL_TIMEOUT_S)
+
+    def end_deadline() -> bool:
+        if scope.cancel_called:  # the caller has given up
+            return False
+        scope.deadline = math.inf
+        return True
+
+    def begin() -> None:
+        if not trio.from_thread.run_sync(end_deadline):
+            raise _no_answer(CALL_TIMEOUT_S)  # which nobody receives
+
+    with trio.CancelScope(shield=True), scope:
+        return await run_in_thread(delete, begin, abandon_on_cancel=True, limiter=_threads())
+    raise _no_answer(CALL_TIMEOUT_S)
 
 
 async def discard_in_time(folder: Path) -> None:
@@ -110,6 +136,13 @@ def _threads() -> trio.CapacityLimiter:
         limiter = trio.CapacityLimiter(CALLS_AT_ONCE)
         _limiter.set(limiter)
         return limiter
+
+
+def _no_answer(limit_s: float) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        f"the image directory did not answer within {limit_s:g} s: check its volume, and try again",
+    )
 
 
 def _ignore(_: object) -> None:

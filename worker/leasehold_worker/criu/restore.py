@@ -131,7 +131,7 @@ async def restore(
         ) from error
     finally:
         with trio.CancelScope(shield=True):
-            await _remove(work)
+            await _remove(work)  # an abandoned removal could remove the directory of the next restore
 
 
 def new_identities(members: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, ProcessIdentity]:

@@ -12,7 +12,6 @@ from leasehold_worker.checkpoints.folders import WORK_SUFFIX
 from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.criu.rpc import SwrkError
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.folder_trees import discard_tree
 
 ERRORS_FILE: Final = "stderr.log"
 """File for CRIU's errors before it opens its log."""
@@ -34,13 +33,9 @@ async def open_directories(image: Path, work: Path) -> AsyncIterator[tuple[int, 
         SwrkError: The directories can't be created or opened.
         OperationError: STORAGE_UNAVAILABLE: the volume does not answer in time.
     """
-
-    def undo(descriptors: tuple[int, int, int]) -> None:
-        _close(descriptors)
-        discard_tree(work)
-
     try:
-        descriptors = await call_volume(_open, image, work, undo=undo)
+        # A late directory stays: it may be that of the next restore by then, which removes an old one first.
+        descriptors = await call_volume(_open, image, work, undo=_close)
     except OSError as error:
         raise SwrkError(f"its directories can't be opened ({error})") from error
     try:

@@ -5,7 +5,6 @@ suspend releases the lease, a restore claims GPUs again, and the GPU pairs follo
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Final, final
 
 import trio
@@ -14,7 +13,7 @@ from leasehold.v1.eviction_pb2 import ProcessStrategy
 from leasehold.worker.v1.session_pb2 import CommandSpec
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
-from leasehold_worker.checkpoints.volume_calls import DELETE_TIMEOUT_S, call_volume
+from leasehold_worker.checkpoints.volume_calls import delete_in_volume
 from leasehold_worker.commands.execution import CarryOut
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.ledger import preempted_by
@@ -169,12 +168,8 @@ class Operations:
                 self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)
             case "delete_checkpoints":
                 deletion = operation.delete_checkpoints
-                check = trio.from_thread.check_cancelled
-                delete = partial(
-                    self._disk.delete, deletion.checkpoint_ids, force=deletion.force, check=check
-                )
-                with trio.CancelScope(shield=True):  # a deletion that has begun can't be undone
-                    await call_volume(delete, timeout_s=DELETE_TIMEOUT_S)
+                ids, force = deletion.checkpoint_ids, deletion.force
+                await delete_in_volume(lambda begin: self._disk.delete(ids, force=force, check=begin))
             case "reset_gpu_health":
                 await self._cordons.reset_health(operation.reset_gpu_health)
             case None:

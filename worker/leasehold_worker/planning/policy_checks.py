@@ -141,11 +141,8 @@ class PolicyChecks:
         await self._look_at_disk(plan, needed)
 
     async def _look_at_disk(self, plan: Plan, needed_bytes: int | None) -> None:
-        try:
-            available = await call_volume(self._disk.available_bytes)
-        except OperationError as error:
-            plan.findings.refuse("disk", error)
-            return
+        # A volume that does not answer refuses no rung: the next one could stop what can be saved later.
+        available = await call_volume(self._disk.available_bytes)
         plan.tiers.append(TierNeed(DISK, needed_bytes, available))
         if needed_bytes is None:
             plan.findings.skip("disk", "the application does not know the size of its checkpoint")

@@ -1,15 +1,14 @@
 """Answers to checkpoint_query: the checkpoints on this worker's disk, page by page."""
 
 import logging
-from functools import partial
 from typing import Final
 
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.worker.v1.session_pb2 import CheckpointAnswer, CheckpointQuery
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.volume_calls import call_volume
 from leasehold_worker.errors import OperationError, defect
-from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ async def answer_checkpoints(
     If that one was deleted meanwhile, the list starts again.
     """
     try:
-        found = await run_in_thread(partial(disk.checkpoints, query.workload_id))
+        found = await call_volume(disk.checkpoints, query.workload_id)
     except OperationError as error:
         return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
     except Exception:  # a failed query must not end the worker

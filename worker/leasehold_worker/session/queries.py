@@ -44,6 +44,9 @@ QUESTIONS_LIMIT: Final = 256
 
 LISTS_AT_ONCE: Final = 1
 
+LISTS_LIMIT: Final = 16
+"""Questions for checkpoints that may wait. Each ends also on a volume that does not answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Question:
@@ -88,6 +91,8 @@ class Queries:
             raise _full(QUESTIONS_LIMIT, "questions")
         if kind == "plan_query" and self._waiting[kind] >= PLANS_LIMIT:
             raise _full(PLANS_LIMIT, "questions for plans")
+        if kind == "checkpoint_query" and self._waiting[kind] >= LISTS_LIMIT:
+            raise _full(LISTS_LIMIT, "questions for checkpoints")
         self._waiting[kind] += 1
         try:
             yield

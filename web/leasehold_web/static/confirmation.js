@@ -1,0 +1,198 @@
+// The dialog of an action: its dry run, its confirmation, and its commands as they go on.
+import { commandView } from "/static/command_view.js";
+import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
+import { DryRun } from "/static/dry_run.js";
+import { latestEntries } from "/static/latest_entries.js";
+import { onChange, readSession, withNames } from "/static/live.js";
+import { CONCLUDED, count, lower, operationOf } from "/static/words.js";
+
+const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
+const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
+const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
+
+// What a screen reader says of commands that have ended.
+function endText(commands) {
+  if (commands.length === 1) return `The ${operationOf(commands[0])} has ended: ${lower(commands[0].state)}.`;
+  const states = [...new Set(commands.map((one) => one.state))];
+  return commands.length ? `${commands.length} commands have ended: ${states.map((state) => `${commands.filter((one) => one.state === state).length} ${lower(state)}`).join(", ")}.` : "";
+}
+
+// A text below the view, until it is closed or another one comes.
+export function notice(...parts) {
+  document.querySelector(".notice")?.remove();
+  const element = h("div", { class: "notice box warn", role: "status" }, h("p", {}, parts), h("button", { type: "button", class: "quiet", onclick: () => element.remove(), "aria-label": "Close the notice" }, "✕"));
+  document.body.append(element);
+}
+
+// A dialog with the dry run, then with the command.
+//   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
+//   that returns it; plans: a function that returns further actions to plan; effects: what happens, or a function that
+//   returns it and is called again after changes; isStrict: whether the action needs a plan without refusals. With a subject, { kind, entry }, of a workload or a command, effects is a function of its
+//   latest state, and isSenseless tells whether that state makes the action senseless.
+export function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
+  let id = requestId();
+  let again = null; // the sentence on another attempt
+  const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
+  const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
+  const told = h("span", { class: "muted", role: "status" });
+  const footer = h("footer", {}, told, no, yes);
+  const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
+  const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+  const aborted = new AbortController();
+  const giveBack = keepFocus();
+  let endChanges = null;
+  let isSending = false;
+  let isRefusedForNow = false; // whether a refusal is shown that another state may end
+  let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => {
+    aborted.abort();
+    if (isSending) notice(h("b", {}, title), ": the dialog was closed before the answer. ", mayBeStored());
+    endChanges?.();
+    dialog.remove();
+    giveBack();
+  });
+  for (const kind of ["keydown", "pointerdown", "wheel"]) {
+    dialog.addEventListener(kind, () => {
+      isTouched = true;
+    }, { passive: true });
+  }
+  const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
+  const effectList = effects && h("ul", { class: "steps" });
+  const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
+  const subjectNow = () => subject && latest.of(subject.entry[`${subject.kind}_id`]);
+  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
+  if (effects) drawEffects();
+  if (subject) endChanges = latest.end;
+  else if (typeof effects === "function") endChanges = onChange((changes) => changes.has("workload") && redrawEffects());
+  const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
+  const plannedActions = plans?.() ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
+  const planBox = h("div", {});
+  replace(body, ...parts, planBox);
+  const dryRun = new DryRun(planBox, {
+    signal: aborted.signal,
+    onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
+    onEnd: (isPossible) => {
+      yes.disabled = isStrict && !isPossible;
+      if (!yes.disabled) tellCompletion();
+    },
+  });
+
+  // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
+  // press the button.
+  function tellCompletion() {
+    if (!extra && !isTouched && document.activeElement === body) yes.focus();
+    else told.textContent = "The dry run is complete.";
+  }
+
+  function refuse(error, ...more) {
+    if (error.name === "AbortError") return;
+    if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
+    if (!dialog.isConnected) {
+      notice(h("b", {}, title), `: ${withNames(error.message)}. `, ...more);
+      return;
+    }
+    replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
+    yes.disabled = true;
+  }
+
+  function redrawEffects() {
+    const before = effectList.textContent;
+    drawEffects();
+    if (effectList.textContent === before) return;
+    if (!isSending) told.textContent = "What will happen has changed.";
+    forgetRefusal();
+    if (plans) dryRun.show(plans());
+  }
+
+  // A change may have ended the reason of a refusal.
+  function forgetRefusal() {
+    if (!isRefusedForNow || isSending || isSenseless?.(subjectNow())) return;
+    isRefusedForNow = false;
+    replace(planBox);
+    yes.disabled = false;
+  }
+
+  function mayBeStored() {
+    return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
+  }
+
+  function setSending(isOn) {
+    isSending = isOn;
+    told.textContent = isOn ? "Sending…" : "";
+    no.textContent = isOn ? "Close" : "Cancel";
+  }
+
+  form.addEventListener("input", () => {
+    id = requestId(); // changed content is another request
+    if (again) replace(again, CHANGED);
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (yes.disabled || !form.reportValidity()) return;
+    yes.disabled = true;
+    isRefusedForNow = false;
+    aborted.abort(); // plans that lack are not waited for
+    const sent = typeof action === "function" ? action() : action;
+    const sentId = id;
+    setSending(true);
+    try {
+      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : sentId }, signal: AbortSignal.timeout(ANSWER_MS) });
+      setSending(false);
+      if (dialog.isConnected) follow(answer, sent.action === "cancel");
+      else {
+        const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
+        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
+      }
+    } catch (error) {
+      setSending(false);
+      // A refusal of the API has a reason. Its message tells if the command may have been stored.
+      const isUncertain = !error.reason && (error.status === 0 || error.status >= 500);
+      const isRepeatable = isUncertain && !UNREPEATABLE.has(sent.action) && dialog.isConnected;
+      again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
+      refuse(error, ...(isUncertain ? [...mayBeStored(), again] : []));
+      yes.disabled = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
+      isRefusedForNow = yes.disabled && error.reason !== "INVALID_ARGUMENT";
+      // A changed field may make the action valid.
+      form.addEventListener("input", () => {
+        yes.disabled = isSending;
+      }, { once: true });
+    }
+  });
+
+  // The commands as they go on, in the place of the plan.
+  function follow(answer, isCancellation) {
+    const ids = answer.commands.map((command) => command.command_id);
+    const refusals = answer.refusals ?? [];
+    const draw = () => {
+      const commands = ids.map(followed.of);
+      const isOver = commands.every((command) => CONCLUDED.has(command.state));
+      replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
+        isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
+        answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)),
+        h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
+        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
+      if (isOver) {
+        no.textContent = "Close";
+        setText(told, endText(commands));
+        endChanges?.();
+      }
+    };
+    yes.remove();
+    told.className = "unseen"; // the commands show it
+    no.textContent = isCancellation ? "Close" : "Close, and let it go on";
+    no.focus();
+    endChanges?.();
+    const followed = latestEntries("command", answer.commands, draw);
+    endChanges = followed.end;
+    draw();
+  }
+
+  dialog.showModal();
+  const field = extra?.querySelector("input[type=text]");
+  yes.disabled = isStrict && plannedActions.length > 0;
+  dryRun.show(plannedActions);
+  if (field || !plannedActions.length) (field ?? yes).focus();
+}
+

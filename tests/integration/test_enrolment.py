@@ -164,7 +164,7 @@ def test_a_certificate_gives_nothing_of_another_worker(fleet: Fleet) -> None:
     forged = make_hello("gpu-02", 0, worker_id=own, last_epoch=2**62 - 2)
     assert refusal(fleet, "gpu-02", forged) == "PROTOCOL_VIOLATION"
     events = fleet.cli("get", "events").stdout
-    assert f"GPU {foreign.uuid} belongs to worker/gpu-03" in events
+    assert "GPU gpu-03/0 belongs to worker/gpu-03" in events
 
 
 def login(fleet: Fleet, identity: str, *options: str, code: int = 0) -> str:

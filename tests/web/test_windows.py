@@ -99,6 +99,10 @@ def test_only_the_window_that_was_used_last_has_an_output(browser: Browser, web_
         page.evaluate("window.dispatchEvent(new Event('focus'))")
         page.wait_for_function("() => outputs === 1")
         other.wait_for_function("() => !outputs")
+        for window, rest in ((other, page), (page, other)):  # a window that had the focus all the time
+            window.keyboard.press("Shift")
+            window.wait_for_function("() => outputs === 1")
+            rest.wait_for_function("() => !outputs")
         hidden = page.context.new_page()
         hidden.add_init_script(HIDDEN)
         hidden.goto(f"{web_fleet.url}workloads/w-1")

@@ -15,5 +15,5 @@ document.addEventListener("pointerup", (event) => {
   const part = document.elementFromPoint(event.clientX, event.clientY)?.closest(PARTS);
   if (part?.localName !== before.localName || purpose(part) !== purpose(before)) return;
   const { ctrlKey, metaKey, shiftKey, altKey } = event;
-  part.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, ctrlKey, metaKey, shiftKey, altKey }));
+  part.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, detail: event.detail || 1, ctrlKey, metaKey, shiftKey, altKey }));
 }, true);

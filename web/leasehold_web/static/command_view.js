@@ -19,7 +19,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
       hasActions && actions),
     command.state === "UNKNOWN" && outOfContact(command),
     !isOver && command.state !== "UNKNOWN" && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
-    command.error && h("p", { class: "error" }, withNames(command.error.message)),
+    command.error && command.state !== "UNKNOWN" && h("p", { class: "error" }, withNames(command.error.message)),
     phases(command.result ?? {}),
     command.state !== "SUCCEEDED" && members(command),
     (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, withNames(one))));

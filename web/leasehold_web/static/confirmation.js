@@ -73,17 +73,17 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   const dryRun = new DryRun(planBox, {
     signal: aborted.signal,
     onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
-    onEnd: (isPossible) => {
+    onEnd: (isPossible, failed) => {
       yes.disabled = isStrict && !isPossible;
-      if (!yes.disabled) tellCompletion();
+      if (!yes.disabled && failed !== undefined) tellCompletion(failed);
     },
   });
 
   // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
   // press the button.
-  function tellCompletion() {
+  function tellCompletion(failed) {
     if (!extra && !isTouched && document.activeElement === body) yes.focus();
-    else told.textContent = "The dry run is complete.";
+    else told.textContent = failed ? `${count(failed, "plan")} failed.` : "The dry run is complete.";
   }
 
   function refuse(error, ...more) {

@@ -11,16 +11,20 @@ const TIERS = { HOST: "host memory", DISK: "disk space" };
 function shortages(plans) {
   if (plans.length < 2) return [];
   const sums = new Map();
-  for (const { tier, needed_bytes: needed = 0, available_bytes: available = Infinity } of plans.flatMap(tiersOf)) {
+  let unknown = 0; // only the applications know
+  for (const { tier, needed_bytes: needed, available_bytes: available = Infinity } of plans.flatMap(tiersOf)) {
     const sum = sums.get(tier) ?? { needed: 0, available };
-    sums.set(tier, { needed: sum.needed + needed, available: Math.min(sum.available, available) });
+    sums.set(tier, { needed: sum.needed + (needed ?? 0), available: Math.min(sum.available, available) });
+    if (needed === undefined) unknown += 1;
   }
-  return [...sums].filter(([, sum]) => sum.needed > sum.available).map(([tier, sum]) => `Together, these plans need ${bytes(sum.needed)} of ${TIERS[tier] ?? lower(tier)}, and ${bytes(sum.available)} are available. The last workloads are refused, or parked elsewhere if their policy permits: stop some workloads first.`);
+  const more = unknown ? [`${unknown === 1 ? "One of these plans is" : `${unknown} of these plans are`} of unknown size, and in no sum.`] : [];
+  return [...sums].filter(([, sum]) => sum.needed > sum.available).map(([tier, sum]) => `Together, these plans need ${bytes(sum.needed)} of ${TIERS[tier] ?? lower(tier)}, and ${bytes(sum.available)} are available. The last workloads are refused, or parked elsewhere if their policy permits: stop some workloads first.`).concat(more);
 }
 
 export class DryRun {
   // element: has the plans; signal: ends the questions; onPlan: called with each plan; onEnd: called after the last
-  // answer, with whether all plans are there and none has a refusal.
+  // answer, with whether all plans are there and none has a refusal, and the number of those that failed. The number is
+  // undefined if no plan was asked for.
   constructor(element, { signal, onPlan, onEnd }) {
     this.element = element;
     this.signal = signal;
@@ -70,12 +74,16 @@ export class DryRun {
     if (this.isAsking) return;
     this.isAsking = true;
     let part;
+    let hasAsked = false;
     while (!this.signal.aborted && (part = [...this.parts.values()].find((one) => !one.isAsked))) {
-      part.isAsked = true;
+      part.isAsked = hasAsked = true;
       await this.askFor(part);
     }
     this.isAsking = false;
-    if (!this.signal.aborted) this.onEnd([...this.parts.values()].every(({ plan }) => plan && !plan.refusals?.length));
+    if (this.signal.aborted) return;
+    const plans = [...this.parts.values()].map(({ plan }) => plan);
+    const failed = plans.filter((plan) => !plan).length;
+    this.onEnd(!failed && plans.every((plan) => !plan.refusals?.length), hasAsked ? failed : undefined);
   }
 
   async askFor(part) {

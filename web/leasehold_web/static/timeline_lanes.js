@@ -1,6 +1,7 @@
 // The rows on top of the timeline: commands as bars from their creation to their end, and events as dots below.
 import { staleSince } from "/static/live.js";
 import { now } from "/static/server_time.js";
+import { knownUntil } from "/static/timeline_words.js";
 import { CONCLUDED, operationOf } from "/static/words.js";
 import { AXIS, LANE, LANES } from "/static/timeline_rows.js";
 
@@ -16,10 +17,11 @@ export function drawLanes(context, width, { labels, xOf }, colours, commands, ev
   context.clip();
   const taken = Array(LANES).fill(-Infinity); // until which x each lane is taken
   const present = Math.min(now(), staleSince() ?? Infinity);
+  const endOf = ({ state, worker_id }) => (state === "UNKNOWN" ? Math.min(present, knownUntil(worker_id) ?? Infinity) : present);
   for (const command of [...commands].sort((a, b) => a.create_time - b.create_time)) {
     const x1 = xOf(command.create_time);
     // A user does not see the end of others' commands. Such a bar is short.
-    const x2 = Math.max(x1 + 7, xOf(command.end_time ?? (CONCLUDED.has(command.state) ? command.create_time : present)));
+    const x2 = Math.max(x1 + 7, xOf(command.end_time ?? (CONCLUDED.has(command.state) ? command.create_time : endOf(command))));
     if (x2 < labels || x1 > width) continue;
     hits.push(drawCommand(context, command, x1, x2, labels, taken, colours));
   }

@@ -17,7 +17,7 @@ export function lengthOf(span) {
 
 // The time until which the state of a host is known: that of its last report if the host is out of contact, and that of
 // the shown state if the page is out of contact. Undefined: the present.
-function knownUntil(id) {
+export function knownUntil(id) {
   const worker = live.workers.get(id);
   const isSilent = worker && worker.state !== "CONNECTED";
   const shownAt = staleSince();

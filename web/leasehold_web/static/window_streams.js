@@ -2,7 +2,8 @@
 // streams, and opens them again when it is shown. Of all windows, only the one that was used last has an output.
 const HIDDEN_MS = 30000; // how long a hidden window keeps its streams
 const streams = new Set();
-const windows = new BroadcastChannel("leasehold-output"); // a message: its window has the output now
+const windows = new BroadcastChannel("leasehold-output"); // a message: the time at which its window took the output
+let takenAt = 0; // when this window took the output
 let isReleased = false;
 let timer = 0;
 
@@ -11,7 +12,7 @@ export function areReleased() {
 }
 
 // Adds a stream, as { open, close }. Each call of open opens the stream unless it is open. An output also has pause,
-// which is called when another window takes the output. Returns how to remove the stream.
+// which is called when another window takes the output, and isPaused. Returns how to remove the stream.
 export function addStream(stream) {
   streams.add(stream);
   if (!isReleased) open(stream);
@@ -25,9 +26,14 @@ export function addStream(stream) {
 function open(stream) {
   if (stream.pause) {
     if (document.visibilityState === "hidden") return;
-    windows.postMessage("");
+    take();
   }
   stream.open();
+}
+
+function take() {
+  takenAt = performance.timeOrigin + performance.now();
+  windows.postMessage(takenAt);
 }
 
 // A window can be hidden from its start.
@@ -47,10 +53,14 @@ function release() {
 }
 
 document.addEventListener("visibilitychange", follow);
-window.addEventListener("focus", () => {
-  for (const stream of streams) if (stream.pause && !isReleased) open(stream);
-});
-windows.addEventListener("message", () => {
+// A paused output goes on once its window is used, also if the window has had the focus all the time.
+for (const kind of ["focus", "pointerdown", "keydown"]) {
+  window.addEventListener(kind, () => {
+    for (const stream of streams) if (stream.isPaused?.() && !isReleased) open(stream);
+  }, { capture: true, passive: true });
+}
+windows.addEventListener("message", ({ data }) => {
+  if (data < takenAt) return; // the messages of two windows have crossed, and the later one counts
   for (const stream of streams) stream.pause?.();
 });
 follow();

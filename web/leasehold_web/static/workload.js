@@ -8,11 +8,14 @@ import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { bytes, count, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000; // the latest ones, which the page shows
 const RETRY_MS = 2000; // after an answer that failed
+const FINAL = new Set(["WRONG_STATE", "UNKNOWN_WORKLOAD"]); // refusals that seldom change once a workload has ended
+const FINAL_RETRY_MS = 60000; // after one of them
+const SETTLED_MS = 25000; // after which an open stream has no refusal any more
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
@@ -196,6 +199,9 @@ function outputCard(id) {
   let retry = 0;
   let isPaused = false;
   let isRefused = false;
+  let isOver = false;
+  let attempt = 0; // number of streams
+  let settling = 0;
   let isCut = false; // whether the begin is not shown
   let offset = 0;
   let remove = () => {};
@@ -204,7 +210,15 @@ function outputCard(id) {
     isPaused = false;
     clearTimeout(retry);
     source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
-    source.onopen = () => !isRefused && setText(told, ""); // a refusal comes by an open stream
+    attempt += 1;
+    // A refusal comes by an open stream, and a program may write nothing for long.
+    const settle = () => {
+      isRefused = false;
+      setText(told, "");
+    };
+    source.onopen = () => {
+      settling = setTimeout(settle, isRefused ? SETTLED_MS : 0);
+    };
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
       offset = Number(event.lastEventId) || part.next_offset;
@@ -212,33 +226,37 @@ function outputCard(id) {
       cut();
       if (follow.checked) text.scrollTop = text.scrollHeight;
       size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${OUTPUT_CHARACTERS.toLocaleString("en")} characters are shown` : ""}`;
-      isRefused = false;
-      setText(told, "");
+      settle();
     };
     source.addEventListener("end", () => {
+      isOver = true;
       setText(told, "complete");
       remove();
     });
     source.addEventListener("refused", (event) => {
       close();
       isRefused = true;
-      setText(told, JSON.parse(event.data).message);
-      again();
+      const { message, reason } = JSON.parse(event.data);
+      setText(told, message);
+      const state = live.workloads.get(id)?.status?.state;
+      again(FINAL.has(reason) && (!state || ENDED.has(state)) ? FINAL_RETRY_MS : RETRY_MS);
     });
     source.onerror = () => {
       close();
-      again();
+      again(RETRY_MS);
       tellBreak();
     };
   }
   // A stream does not tell why it failed.
   async function tellBreak() {
+    const known = attempt;
     const { full } = await ask("/api/session").catch(() => ({}));
-    if (!source && !isPaused) setText(told, `interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
+    if (attempt === known && !isPaused && !isOver) setText(told, `interrupted${full ? `: ${full}` : ""}. The page asks for the rest again.`);
   }
   function pause() {
     close();
     isPaused = true;
+    isRefused = false;
     setText(told, "paused: another window shows an output. This output goes on once you use this window.");
   }
   function cut() {
@@ -253,14 +271,15 @@ function outputCard(id) {
   }
   function close() {
     clearTimeout(retry);
+    clearTimeout(settling);
     source?.close();
     source = null;
   }
   // Only its last message tells that an output is complete, even that of an ended workload.
-  function again() {
-    retry = setTimeout(open, RETRY_MS);
+  function again(wait) {
+    retry = setTimeout(open, wait);
   }
-  remove = addStream({ open, close, pause });
+  remove = addStream({ open, close, pause, isPaused: () => isPaused });
   const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), size, told));
   return { element, end: remove };
 }

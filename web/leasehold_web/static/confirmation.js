@@ -39,7 +39,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   const footer = h("footer", {}, told, no, yes);
   const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
-  const aborted = new AbortController();
+  let aborted = new AbortController(); // ends the questions for plans
   const giveBack = keepFocus();
   let endChanges = null;
   let isSending = false;
@@ -70,14 +70,18 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   const plannedActions = plans?.() ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
   const planBox = h("div", {});
   replace(body, ...parts, planBox);
-  const dryRun = new DryRun(planBox, {
-    signal: aborted.signal,
-    onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
-    onEnd: (isPossible, failed) => {
-      yes.disabled = isStrict && !isPossible;
-      if (!yes.disabled && failed !== undefined) tellCompletion(failed);
-    },
-  });
+  let dryRun = newDryRun();
+
+  function newDryRun() {
+    return new DryRun(planBox, {
+      signal: aborted.signal,
+      onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
+      onEnd: (isPossible, failed) => {
+        yes.disabled = isStrict && !isPossible;
+        if (!yes.disabled && failed !== undefined) tellCompletion(failed);
+      },
+    });
+  }
 
   // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
   // press the button.
@@ -111,6 +115,8 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
     if (!isRefusedForNow || isSending || isSenseless?.(subjectNow())) return;
     isRefusedForNow = false;
     replace(planBox);
+    aborted = new AbortController();
+    dryRun = newDryRun(); // redrawEffects shows its plans
     yes.disabled = false;
   }
 
@@ -165,14 +171,17 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   function follow(answer, isCancellation) {
     const ids = answer.commands.map((command) => command.command_id);
     const refusals = answer.refusals ?? [];
+    const list = h("div", {});
+    // These are announced, so they are not made anew.
+    replace(body,
+      answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)), list,
+      refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
     const draw = () => {
       const commands = ids.map(followed.of);
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
-      replace(body, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
+      replace(list, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),
         isCancellation && isOver && commands.some((command) => command.state !== "CANCELLED") && h("p", { class: "box warn", role: "status" }, "The command was not cancelled."),
-        answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)),
-        h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
-        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
+        h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))));
       if (isOver) {
         no.textContent = "Close";
         setText(told, endText(commands));

@@ -111,9 +111,11 @@ def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
 def test_a_helper_that_can_not_be_restored_keeps_no_other_asleep(local_host: LocalHost) -> None:
     """The newest is suspended first, and has the first turn."""
     terms = ["--helper", "suspend", "--yield-grace", "0"]
-    older, newer = (local_host.exec("--name", name, *terms, "--", *COUNTING) for name in ("older", "newer"))
-    for helper in (older, newer):
-        local_host.wait_counting(helper)
+    helpers = []
+    for name in ("older", "newer"):
+        helpers.append(local_host.exec("--name", name, *terms, "--", *COUNTING))
+        local_host.wait_counting(helpers[-1])  # otherwise the other one may begin first
+    older, newer = helpers
     holders = []
     for name in ("newer", "older"):
         holders.append(hold(local_host))

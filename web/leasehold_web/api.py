@@ -49,6 +49,8 @@ def refusals_told(handler: Handler) -> Handler:
             return await handler(request)
         except LoginRefusedError as error:
             raise problem(503, str(error)) from None
+        except grpc.aio.UsageError:  # the server is stopping, or the login has ended, and with it its channel
+            raise problem(503, "the page is closing its connection to the coordinator: try again") from None
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # revoked, blocked or expired
                 await request.app[SESSIONS].close(request[SESSION])

@@ -43,7 +43,7 @@ ATTEMPTS: Final = 8
 """Attempts of a command that is rejected as NOT_READY. A remap may wait for several workloads in turn."""
 
 Stop = NoCoordinatorError | KeyboardInterrupt
-"""What ends the wait for several commands: an outage, or Ctrl-C."""
+"""The reason to end the wait for several commands early: an outage, or Ctrl-C."""
 
 LAST_LOOK_S: Final = 0.5
 """Shortest wait for a command after other commands have used up the time for all."""

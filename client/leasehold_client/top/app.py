@@ -246,7 +246,7 @@ class TopApp(App[None]):
             rows = [*self._fleet.rows, *self._commands.rows]
             current = next((row for row in rows if row.key == last.key), None)
             last = current or last
-            gone = [] if current else ["It has left the list. This is its last state there:", ""]
+            gone = [] if current else ["The row has left the list. Its last state there:", ""]
             return [*gone, *detail_lines(last, places, time.time())]
 
         self.push_screen(TextDialog(row_title(event.row), lines))

@@ -260,7 +260,7 @@ class Dispatcher:
         """The ledger's effects of an update. An impossible update is logged and ignored."""
         worker_id = session.hello.worker_id
         stored = self._fleet.ledger.commands.get(update.command_id)
-        is_new = update.command_id not in session.told
+        is_new = update.command_id not in session.repeated_command_ids
         if stored is not None and is_new and update.HasField("result") and session.known is not None:
             ids = workload_ids(stored.command)
             self._fleet.registry.apply_result(session.known, update.result, ids)

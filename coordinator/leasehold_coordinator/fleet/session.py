@@ -56,8 +56,8 @@ class Session:
     def __init__(self, hello: Hello) -> None:
         self.session_id = SessionId(f"s-{uuid.uuid4().hex[:12]}")
         self.hello = hello
-        self.told = frozenset(hello.commands_unacknowledged)
-        """Ids of commands whose outcomes are in the hello's leases already, and come again."""
+        self.repeated_command_ids = frozenset(hello.commands_unacknowledged)
+        """Ids of commands whose outcomes come again. The leases of the hello have their effects already."""
         self.identity: Identity | None = None
         """The worker's identity. None: not yet established."""
         self.address = ""

@@ -517,9 +517,9 @@ def test_details_say_that_their_row_has_left_the_list(fleet: ScriptedFleet) -> N
     async def steps(page: Page) -> None:
         await page.press("down", "down", "down", "enter")
         await page.shows("two", "Esc close")
-        assert "It has left the list" not in page.text()
+        assert "The row has left the list" not in page.text()
         fleet.tell(workload("two", state=workload_pb2.WORKLOAD_STATE_EXITED))
-        await page.shows("It has left the list. This is its last state there:", "SUSPENDED")
+        await page.shows("The row has left the list. Its last state there:", "SUSPENDED")
 
     play(fleet, steps)
 

@@ -495,6 +495,7 @@ def test_a_dialog_learns_what_ended_during_a_gap(browser: Browser, web_fleet: We
 DRAIN: Final = """async (number) => {
   const { workerActions } = await import("/static/actions.js");
   const { live } = await import("/static/live.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
   const ids = Array.from({ length: number }, (_, at) => `w-${at}`);
   const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
   for (const id of ids) live.workloads.set(id, { workload_id: id, name: id, status });
@@ -647,6 +648,7 @@ def test_a_drain_tells_memory_of_all_its_plans_and_changes_of_its_workloads(
         page.reload()
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
         expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate("tell", {"state": {}})
         page.evaluate(DRAIN, 4)
         steps = page.locator("dialog > form > .body > .steps li")
         plans = page.locator("dialog .plan")

@@ -202,12 +202,12 @@ class Session:
         try:
             return await self._plans.ask(send, timeout_s, counted_caller())
         except UnansweredError as error:
-            name, agent = self.hello.name, self.hello.agent_version or "of an unknown version"
+            name = self.hello.name
             why = (
                 f"worker {name} disconnected before it sent a plan: ask again when it is connected"
                 if error.ended
-                else f"worker {name} (agent {agent}) sent no plan within {timeout_s:g} s: ask again later, "
-                "or update the worker if its agent is older than plans"
+                else f"worker {name} sent no plan within {timeout_s:g} s, probably because a driver call or "
+                "a volume hangs: ask again later, or look at the host"
             )
             raise FleetError(errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, why, worker=name) from error
 

@@ -439,10 +439,8 @@ def test_output_that_does_not_come_is_refused() -> None:
 
 def test_a_plan_that_does_not_come_is_refused_with_what_may_be_the_cause() -> None:
     async def run() -> None:
-        session = Session(make_hello(agent_version="0.0.9"))
-        with pytest.raises(
-            FleetError, match=r"alpha \(agent 0.0.9\) sent no plan within 0.01 s.*older"
-        ) as late:
+        session = Session(make_hello())
+        with pytest.raises(FleetError, match=r"alpha sent no plan within 0.01 s.*look at the host") as late:
             await session.plan(PlanQuery(), timeout_s=0.01)
         waiting = asyncio.create_task(session.plan(PlanQuery(), timeout_s=60))
         await asyncio.sleep(0)

@@ -2,9 +2,11 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -12,11 +14,13 @@ from leasehold.local.v1.kernel_pb2 import KernelHello
 from leasehold.local.v1.local_service_pb2 import ServeKernelRequest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold_worker.applications import checkpointing
 from leasehold_worker.applications import registry as kernels_module
 from leasehold_worker.applications.checkpointing import restore, save
 from leasehold_worker.applications.stream import ApplicationStream
 from leasehold_worker.applications.timeouts import ApplicationTimeouts
-from leasehold_worker.checkpoints.application_file import StoredCheckpoint
+from leasehold_worker.checkpoints import volume_calls
+from leasehold_worker.checkpoints.application_file import ApplicationReader, StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
@@ -27,6 +31,8 @@ from leasehold_worker.workloads.states import RUNNING, SUSPENDING
 from tests.grids import grid
 from tests.worker.kernel_host import SIZE, Served, open_served
 from tests.worker.kernel_programs import AGAIN, ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
+
+T = TypeVar("T")
 
 RESTLESS = ApplicationTimeouts(quiescence_s=0.5)
 # Of each step that hangs. Where the one before shares its deadline, that has time to answer.
@@ -201,6 +207,63 @@ async def test_a_cancelled_save_lets_the_application_go_on(served: Served) -> No
     assert application.said()[-1] == "cancel"
     assert served.files() == []
     assert await kernel.can_checkpoint()
+
+
+def hanging(answers: threading.Event, function: Callable[..., T]) -> Callable[..., T]:
+    """A function that waits for its volume first."""
+
+    def call(*arguments: object) -> T:
+        answers.wait(20)
+        return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "at its deadline"])
+async def test_a_volume_that_hangs_during_a_save_keeps_no_application_at_rest(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
+    if not is_cancelled:
+        monkeypatch.setattr(checkpointing, "DELETE_TIMEOUT_S", 0.3)
+    application, kernel = await served.serve()
+    answers = threading.Event()
+    try:
+        with monkeypatch.context() as patch, trio.fail_after(10):
+            patch.setattr(os, "pwrite", hanging(answers, os.pwrite))
+            with trio.move_on_after(1 if is_cancelled else 60) as scope:
+                error = await refused(lambda: save(kernel, served.store, resume=True))
+                assert name(error) == "STORAGE_UNAVAILABLE"
+            assert scope.cancelled_caught == is_cancelled
+        assert application.said()[-1] == "cancel"
+    finally:
+        answers.set()
+    with trio.fail_after(10):
+        while os.listdir(served.store.root):  # noqa: ASYNC110 - a thread deletes them
+            await trio.sleep(0.01)
+    await save(kernel, served.store, resume=True)
+
+
+async def test_a_restore_from_a_volume_that_hangs_takes_no_older_checkpoint(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, _ = await saved_twice(served)
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
+    _, kernel = await served.restored()
+    answers = threading.Event()
+    pieces = ApplicationReader.pieces
+    try:
+        with monkeypatch.context() as patch, trio.fail_after(10):
+
+            def hang(self: ApplicationReader, piece_bytes: int) -> Iterator[bytes]:
+                answers.wait(20)
+                yield from pieces(self, piece_bytes)
+
+            patch.setattr(ApplicationReader, "pieces", hang)
+            error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
+    finally:
+        answers.set()
+    assert name(error) == "STORAGE_UNAVAILABLE"
 
 
 @pytest.mark.long

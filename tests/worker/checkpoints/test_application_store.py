@@ -41,7 +41,7 @@ def keep(store: ApplicationStore, data: bytes = b"weights", workload_id: str = "
 
 
 def read(store: ApplicationStore, checkpoint: StoredCheckpoint) -> bytes:
-    with store.opened(checkpoint) as reader:
+    with store.open(checkpoint) as reader:
         reader.verify()
         return b"".join(reader.pieces(4))
 

@@ -29,6 +29,7 @@ from leasehold_worker.checkpoints.image_manifest import (
 )
 from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
 from leasehold_worker.checkpoints.retention import StoredItem, make_room
+from leasehold_worker.criu.working_directory import working_directory
 from leasehold_worker.errors import OperationError
 from msgspec import structs
 
@@ -270,8 +271,12 @@ def test_ids_lead_nowhere_else(store: ImageStore, name: str) -> None:
 def test_what_a_crash_has_left_is_swept_and_what_is_being_written_is_not(store: ImageStore) -> None:
     image = write(store)
     writing, left = store.begin("w-1"), store.begin("w-1")
-    for path in (writing.path, left.path, image.path):
-        path.with_name(path.name + ".work").mkdir()
+    for path in (
+        working_directory(writing.path),
+        working_directory(left.path),
+        working_directory(image.path, "5f"),
+    ):
+        path.mkdir()
     left.close()
     # A restore reads it, and has its log beside it.
     reading = os.open(image.path, os.O_RDONLY)

@@ -1,24 +1,31 @@
 """Calls on an image directory whose volume hangs: they end in time, and leave nothing behind."""
 
+import errno
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import Kernel
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 from leasehold_worker.checkpoints import volume_calls
+from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
 from leasehold_worker.checkpoints.volume_calls import (
     CALLS_AT_ONCE,
+    LongCall,
     call_volume,
     delete_in_volume,
     discard_in_time,
+    end_in_time,
+    long_volume_call,
 )
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
@@ -171,3 +178,80 @@ async def test_a_removal_on_a_dead_volume_delays_nobody_for_long(
     monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.2)
     with dead_volume(tmp_path / "volume"), trio.fail_after(5):
         await discard_in_time(tmp_path / "volume")
+
+
+async def test_a_long_call_that_hangs_is_given_up_at_once_and_makes_nothing_final(tmp_path: Path) -> None:
+    ended = threading.Event()
+    final = tmp_path / "final"
+
+    def write(call: LongCall) -> None:
+        try:
+            answers.wait(HANG_S)
+            call.commit()
+            final.touch()
+        finally:
+            ended.set()
+
+    with hung() as answers, trio.fail_after(5), trio.move_on_after(0.1) as scope:
+        await long_volume_call(write)
+    assert scope.cancelled_caught
+    await until(ended)
+    assert not final.exists()
+
+
+async def test_a_long_call_that_is_cancelled_after_its_commit_returns_its_result() -> None:
+    with trio.CancelScope() as scope:
+
+        def write(call: LongCall) -> str:
+            call.commit()
+            trio.from_thread.run_sync(scope.cancel)
+            time.sleep(0.1)
+            return "final"
+
+        answer = await long_volume_call(write)
+    assert answer == "final"
+
+
+async def test_a_long_call_raises_its_own_error() -> None:
+    def fail(_: LongCall) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        await long_volume_call(fail)
+
+
+async def test_a_file_whose_volume_hangs_is_closed_and_deleted_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close waits for the other call in its own thread, so the descriptor stays open meanwhile."""
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.2)
+    store = ApplicationStore(tmp_path)
+    begun, ended = threading.Event(), threading.Event()
+
+    def hang(function: Callable[..., object], *arguments: object) -> object:
+        begun.set()
+        answers.wait(HANG_S)
+        try:
+            return function(*arguments)
+        finally:
+            ended.set()
+
+    def write(call: LongCall) -> None:
+        writer.write(b"state")
+        writer.commit({}, call.commit)
+
+    writer = store.begin("w-1", "train", Kernel())
+    with hung() as answers, trio.fail_after(5), monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", partial(hang, os.fsync))
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(long_volume_call, write)
+                await until(begun)
+                scope.cancel()
+        await end_in_time(writer.close)
+        assert os.listdir(tmp_path / "w-1") == [writer.path.name]
+    await until(ended)
+    with trio.fail_after(10):
+        while (tmp_path / "w-1").exists():  # noqa: ASYNC110 - the thread of the close tells nobody
+            await trio.sleep(0.01)
+    assert store.scan("w-1") == []

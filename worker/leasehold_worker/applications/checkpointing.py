@@ -26,7 +26,12 @@ from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.checkpoints.disk_reservations import DiskReservation
-from leasehold_worker.checkpoints.volume_calls import DELETE_TIMEOUT_S, call_volume
+from leasehold_worker.checkpoints.volume_calls import (
+    DELETE_TIMEOUT_S,
+    call_volume,
+    end_in_time,
+    long_volume_call,
+)
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import Workload
 
@@ -78,8 +83,9 @@ async def save(
         progress: Receives the progress.
 
     Raises:
-        OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT, or an error of
-            the disk. The application continues or has ended, and nothing is left on disk.
+        OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT,
+            STORAGE_UNAVAILABLE, or an error of the disk. The application continues or has ended, and nothing
+            is left on disk.
     """
     exchange = _Exchange(kernel, store, timeouts, progress)
     progress("ask", 0)
@@ -127,7 +133,8 @@ async def restore(
 
     Raises:
         OperationError: UNKNOWN_CHECKPOINT: there is none. Else the error of the newest or named one:
-            CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, or an error of the disk.
+            CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, STORAGE_UNAVAILABLE, or an error of
+            the disk.
     """
     exchange = _Exchange(kernel, store, timeouts, progress)
     if checkpoint_id is not None:
@@ -153,7 +160,8 @@ class _Exchange:
                 checkpoint = await self.restore(candidate)
             except OperationError as error:
                 refusals.append(error)
-                if self.kernel.is_gone:
+                # A volume that does not answer may have an intact one: an older one would lose work.
+                if self.kernel.is_gone or error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                     break
                 logger.warning("workload %s: %s", self.kernel.workload.name, error.message)
             else:
@@ -180,10 +188,9 @@ class _Exchange:
             sink = partial(self._keep, writer, available_bytes, room)
             saved = await self.kernel.checkpoint(sink, self.timeouts.checkpoint_s)
             self.progress("store", writer.size_bytes)
-            return await trio.to_thread.run_sync(writer.commit, dict(saved.custom))
+            return await long_volume_call(lambda call: writer.commit(saved.custom, call.commit))
         finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(writer.close)
+            await end_in_time(writer.close)
 
     async def _keep(
         self, writer: ApplicationWriter, available_bytes: int, room: DiskReservation | None, piece: bytes
@@ -191,7 +198,7 @@ class _Exchange:
         if writer.size_bytes + len(piece) > available_bytes:
             more = f"saves more than the {size_text(writer.size_bytes)} that are available"
             raise _no_room(self.kernel, more, available_bytes)
-        await trio.to_thread.run_sync(_write_piece, writer, room, piece)
+        await call_volume(_write_piece, writer, room, piece, timeout_s=DELETE_TIMEOUT_S)
         self.progress("checkpoint", writer.size_bytes)
 
     async def restore(self, candidate: StoredCheckpoint | DamagedCheckpoint) -> StoredCheckpoint:
@@ -199,14 +206,13 @@ class _Exchange:
         if isinstance(candidate, DamagedCheckpoint):
             raise candidate.error
         _require_same_kernel(self.kernel.facts, candidate)
-        opened = self.store.opened(candidate)
-        reader = await trio.to_thread.run_sync(opened.__enter__)
+        reader = await call_volume(self.store.open, candidate, undo=ApplicationReader.close)
         try:
             self.progress("verify", 0)
-            await trio.to_thread.run_sync(reader.verify)
+            await long_volume_call(lambda call: reader.verify(call.check))
             await self._give(candidate, reader)
         finally:
-            opened.__exit__(None, None, None)  # closes a file that was only read: that does not block
+            await end_in_time(reader.close)
         return candidate
 
     async def _give(self, checkpoint: StoredCheckpoint, reader: ApplicationReader) -> None:
@@ -216,7 +222,7 @@ class _Exchange:
         async def next_piece() -> bytes:
             nonlocal given
             self.progress("restore", given)
-            piece = await trio.to_thread.run_sync(next, pieces, b"")
+            piece = await call_volume(next, pieces, b"")
             given += len(piece)
             return piece
 

@@ -1,8 +1,13 @@
-"""Writer and reader of an application checkpoint. All calls block, and belong in a thread."""
+"""Writer and reader of an application checkpoint. All calls block, and belong in a thread.
+
+The calls on one of them exclude each other. So a descriptor stays open while an abandoned thread, which waits
+for the volume, uses it.
+"""
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, final
@@ -22,6 +27,10 @@ from leasehold_worker.checkpoints.folders import disk_errors, remove_if_empty
 
 SUFFIX: Final = ".checkpoint"
 PARTIAL_SUFFIX: Final = ".partial"
+
+
+def _never() -> None:
+    """Never gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,7 @@ class ApplicationWriter:
         self._worker_id = worker_id
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -93,17 +103,22 @@ class ApplicationWriter:
         Raises:
             OperationError: INSUFFICIENT_DISK, or PERMISSION_OR_OS.
         """
-        with disk_errors(self.path.parent):
+        with self._lock, disk_errors(self.path.parent):
             position = 0
             while position < len(data):
                 position += os.pwrite(
                     self._descriptor, data[position:], PAYLOAD_OFFSET + self.size_bytes + position
                 )
-        self.size_bytes += len(data)
-        self._digest.update(data)
+            self.size_bytes += len(data)
+            self._digest.update(data)
 
-    def commit(self, custom: Mapping[str, str]) -> StoredCheckpoint:
+    def commit(self, custom: Mapping[str, str], check: Callable[[], None] = _never) -> StoredCheckpoint:
         """Publishes the checkpoint on disk under its final name.
+
+        Args:
+            custom: Facts of the application.
+            check: Called once, directly before the rename. Its exception ends the call, and the file is not
+                final.
 
         Raises:
             OperationError: The commit failed, and the file is deleted.
@@ -124,9 +139,10 @@ class ApplicationWriter:
             owner=self._owner,
         )
         final_path = self.path.with_suffix(SUFFIX)
-        with disk_errors(self.path.parent):
+        with self._lock, disk_errors(self.path.parent):
             write_header(self._descriptor, header)
             os.fsync(self._descriptor)
+            check()
             self.path.rename(final_path)
             try:
                 _sync_folder(self.path.parent)
@@ -138,11 +154,12 @@ class ApplicationWriter:
 
     def close(self) -> None:
         """Closes the file. An uncommitted one is deleted. Repeated calls do nothing."""
-        if self._descriptor >= 0:
-            self.path.unlink(missing_ok=True)
-            remove_if_empty(self.path.parent)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._lock:
+            if self._descriptor >= 0:
+                self.path.unlink(missing_ok=True)
+                remove_if_empty(self.path.parent)
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 @final
@@ -152,15 +169,25 @@ class ApplicationReader:
     def __init__(self, descriptor: int, checkpoint: StoredCheckpoint) -> None:
         self._descriptor = descriptor
         self._checkpoint = checkpoint
+        self._lock = threading.Lock()
 
-    def verify(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def verify(self, check: Callable[[], None] = _never) -> None:
         """Reads the whole payload, and compares its digest.
+
+        Args:
+            check: Called repeatedly. Its exception ends the call.
 
         Raises:
             OperationError: CHECKPOINT_CORRUPT, or an error of the disk.
         """
-        with disk_errors(self._checkpoint.path.parent):
-            verify_payload(self._descriptor, self._checkpoint.header)
+        with self._lock, disk_errors(self._checkpoint.path.parent):
+            verify_payload(self._descriptor, self._checkpoint.header, check)
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """Reads the payload from its start.
@@ -168,8 +195,20 @@ class ApplicationReader:
         Raises:
             OperationError: CHECKPOINT_CORRUPT, or an error of the disk.
         """
-        with disk_errors(self._checkpoint.path.parent):
-            yield from read_payload(self._descriptor, self._checkpoint.header, piece_bytes)
+        pieces = read_payload(self._descriptor, self._checkpoint.header, piece_bytes)
+        while True:
+            with self._lock, disk_errors(self._checkpoint.path.parent):
+                piece = next(pieces, b"")
+            if not piece:
+                return
+            yield piece
+
+    def close(self) -> None:
+        """Closes the file. Repeated calls do nothing."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 def _sync_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ end, so its room is left free and filled last. Nothing here blocks for long, but
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -196,8 +196,13 @@ def read_payload(
         yield piece
 
 
-def verify_payload(descriptor: int, application_header: ApplicationHeader) -> None:
+def verify_payload(descriptor: int, application_header: ApplicationHeader, check: Callable[[], None]) -> None:
     """Reads the whole payload, and compares its digest.
+
+    Args:
+        descriptor: The open file.
+        application_header: Its header.
+        check: Called repeatedly. Its exception ends the call.
 
     Raises:
         OperationError: CHECKPOINT_CORRUPT.
@@ -205,6 +210,7 @@ def verify_payload(descriptor: int, application_header: ApplicationHeader) -> No
     """
     digest = hashlib.sha256()
     for piece in read_payload(descriptor, application_header):
+        check()
         digest.update(piece)
     if digest.hexdigest() != application_header.sha256:
         raise corrupt(application_header.checkpoint_id, "does not match the digest in its header")

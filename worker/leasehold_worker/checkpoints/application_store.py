@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -110,24 +110,20 @@ class ApplicationStore:
             raise found.error
         return found
 
-    @contextmanager
-    def opened(self, checkpoint: StoredCheckpoint) -> Iterator["ApplicationReader"]:
+    def open(self, checkpoint: StoredCheckpoint) -> ApplicationReader:
         """Opens a checkpoint, and compares its header again.
 
         Raises:
             OperationError: The file has been deleted or modified.
         """
         with disk_errors(checkpoint.path.parent):
-            stack = ExitStack()
             try:
-                descriptor = stack.enter_context(open_regular(checkpoint.path))
+                with open_regular(checkpoint.path) as descriptor:
+                    if read_header(descriptor, checkpoint.path) != checkpoint.header:
+                        raise corrupt(checkpoint.checkpoint_id, "has another header than before")
+                    return ApplicationReader(os.dup(descriptor), checkpoint)
             except FileNotFoundError:
                 raise _unknown(checkpoint.checkpoint_id) from None
-        with stack:
-            with disk_errors(checkpoint.path.parent):
-                if read_header(descriptor, checkpoint.path) != checkpoint.header:
-                    raise corrupt(checkpoint.checkpoint_id, "has another header than before")
-            yield ApplicationReader(descriptor, checkpoint)
 
     def delete(self, checkpoint_id: str) -> None:
         """Deletes a checkpoint, damaged or not.

@@ -292,7 +292,9 @@ class CheckpointDirectory:
         """Deletes unneeded checkpoints repeatedly, until cancelled. Failures are logged."""
         while True:
             try:
-                await trio.to_thread.run_sync(self._expire, self._busy(), self._living(), self._known())
+                await trio.to_thread.run_sync(
+                    self._expire, self._busy(), self._living(), self._known(), abandon_on_cancel=True
+                )
             except Exception:
                 logger.exception("the search for unused files on disk failed, and is repeated")
             await trio.sleep(LOOK_INTERVAL_S)

@@ -2,7 +2,7 @@
 
 An image is a folder ``<root>/<workload id>/<image id>``, and ``<image id>.partial`` until it is final. The
 writer locks an unfinished one, since several workers may share the root. Application checkpoints lie beside
-the images, as files, and are ignored. All calls block; :mod:`.publishing` runs the long ones in a thread.
+the images, as files, and are ignored. All calls block; :mod:`.publication` runs the long ones in a thread.
 """
 
 import fcntl
@@ -133,6 +133,7 @@ class ImageStore:
         subject: ImageSubject,
         progress: Callable[[int], None] = _nobody,
         check: Callable[[], None] = _never,
+        commit: Callable[[], None] = _never,
     ) -> StoredImage:
         """Publishes an image: all on disk, with its manifest.
 
@@ -142,6 +143,7 @@ class ImageStore:
             progress: Receives the number of digested bytes on disk.
             check: Called repeatedly before the rename. Its exception ends the call, and the image is not
                 final.
+            commit: Called once, directly before the rename. Likewise.
 
         Raises:
             OperationError: The disk failed, and the image is not final.
@@ -154,7 +156,7 @@ class ImageStore:
             (partial.path / MANIFEST_FILE).write_bytes(encode_manifest(manifest, self._key))
             sync(partial.path / MANIFEST_FILE)
             sync(partial.path)
-            check()
+            commit()
             final_path = partial.path.with_name(partial.image_id)
             partial.path.rename(final_path)
             try:
@@ -340,7 +342,11 @@ class ImageStore:
 
 def _is_left(path: Path) -> bool:
     """Whether an unfinished image has no living writer; a working directory counts with its image."""
-    owner = path.with_suffix("") if path.suffix == WORK_SUFFIX else path
+    owner = path
+    if path.suffix == WORK_SUFFIX:
+        owner = path.with_suffix("")
+        if owner.suffix != PARTIAL_SUFFIX:
+            owner = owner.with_suffix("")  # each restore of an image has a working directory of its own
     try:
         descriptor = os.open(owner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

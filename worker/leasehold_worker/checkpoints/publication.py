@@ -1,4 +1,4 @@
-"""Publication and verification of images, in threads, since both take long."""
+"""Publication and verification of images, as long calls on the image directory."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import trio
 
 from leasehold_worker.checkpoints.image_manifest import ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage, StoredImage
+from leasehold_worker.checkpoints.volume_calls import LongCall, long_volume_call
 
 
 async def publish(
@@ -18,24 +19,25 @@ async def publish(
 
     It either returns the final image, even if cancelled at its end, or raises and the image is not final.
     """
-    check = trio.from_thread.check_cancelled
-    return await trio.to_thread.run_sync(store.publish, image, subject, _teller(progress), check)
+    return await long_volume_call(
+        lambda call: store.publish(image, subject, _teller(call, progress), call.check, call.commit)
+    )
 
 
 async def verify(
     store: ImageStore, image: StoredImage, progress: Callable[[int], None] | None = None
 ) -> None:
-    """Like :meth:`ImageStore.verify`, in a thread. A cancellation takes effect at the next piece."""
-    check = trio.from_thread.check_cancelled
-    await trio.to_thread.run_sync(store.verify, image, _teller(progress), check)
+    """Like :meth:`ImageStore.verify`, in a thread. A cancellation takes effect at once."""
+    await long_volume_call(lambda call: store.verify(image, _teller(call, progress), call.check))
 
 
-def _teller(progress: Callable[[int], None] | None) -> Callable[[int], None]:
+def _teller(call: LongCall, progress: Callable[[int], None] | None) -> Callable[[int], None]:
     """The progress callback of a thread."""
     if progress is None:
         return lambda _: None
 
     def tell(done_bytes: int) -> None:
-        trio.from_thread.run_sync(progress, done_bytes)
+        if not call.is_given_up:
+            progress(done_bytes)
 
-    return tell
+    return lambda done_bytes: trio.from_thread.run_sync(tell, done_bytes)

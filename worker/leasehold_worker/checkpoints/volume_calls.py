@@ -8,6 +8,8 @@ then has to be harmless:
 * A call that only reads is harmless.
 * A call that creates something gets ``undo``, which deletes the result that nobody receives.
 * A call that deletes does not begin its first deletion; see :func:`delete_in_volume`.
+* A long call does not go on with its next piece, and does not make its result final; see
+  :func:`long_volume_call`.
 """
 
 import math
@@ -15,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple, final
 
 import trio
 from leasehold.v1 import errors_pb2
@@ -118,14 +120,111 @@ async def delete_in_volume(delete: Callable[[Callable[[], None]], Answer]) -> An
     raise _no_answer(CALL_TIMEOUT_S)
 
 
-async def discard_in_time(folder: Path) -> None:
-    """Removes a folder of the image directory and its content. It can't be cancelled.
+@final
+class LongCall:
+    """A long call as its thread sees it."""
 
-    If the volume does not answer in time, the removal goes on, and the caller continues. Entries that can't
-    be removed stay until the worker's next start.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._is_final = False
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for the result."""
+        return self._is_given_up
+
+    def check(self) -> None:
+        """Called before each piece.
+
+        Raises:
+            GivenUpError: Nobody waits for the result.
+        """
+        if self._is_given_up:
+            raise GivenUpError
+
+    def commit(self) -> None:
+        """Called before the first step that makes the result final. The caller waits for it from then on.
+
+        Raises:
+            GivenUpError: Nobody waits for the result.
+        """
+        with self._lock:
+            self.check()
+            self._is_final = True
+
+    def give_up(self) -> bool:
+        """Ends the call at its next piece. False: its result is final, or becomes so."""
+        with self._lock:
+            self._is_given_up = not self._is_final
+            return self._is_given_up
+
+
+class GivenUpError(Exception):
+    """Ends the thread of a long call that was given up. Nobody receives it."""
+
+
+async def long_volume_call(function: Callable[[LongCall], Answer]) -> Answer:
+    """Calls a function that reads or writes many bytes of the image directory, in a thread.
+
+    It has no deadline of its own: the timeout of the command cancels it. A cancellation abandons the thread
+    at once. Only a result that is final by then is waited for, and returned.
+
+    Args:
+        function: The call. It is harmless if it ends later, and reports its steps to its argument.
+
+    Raises:
+        Exception: Whatever the function raises.
+    """
+    call = LongCall()
+    scope = trio.CancelScope(shield=True)
+    answers: list[Answer] = []
+    failures: list[Exception] = []
+
+    async def give_up_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if call.give_up():
+                scope.cancel()
+
+    # A place of its own: a long call delays no short one.
+    limiter = trio.CapacityLimiter(1)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up_when_cancelled)
+            with scope:
+                try:
+                    answers.append(
+                        await run_in_thread(function, call, abandon_on_cancel=True, limiter=limiter)
+                    )
+                except Exception as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                    failures.append(error)
+            nursery.cancel_scope.cancel()
+    except* trio.Cancelled:
+        pass  # raised again below, unless there is a result
+    if failures:
+        raise failures[0]
+    if not answers:
+        await trio.lowlevel.checkpoint_if_cancelled()
+    return answers[0]
+
+
+async def end_in_time(end: Callable[[], object]) -> None:
+    """Calls a function that removes or closes something in the image directory, in a thread.
+
+    It can't be cancelled. If the volume does not answer in time, the call goes on, and the caller continues.
     """
     with trio.CancelScope(shield=True), trio.move_on_after(CALL_TIMEOUT_S):
-        await run_in_thread(discard_tree, folder, abandon_on_cancel=True, limiter=_threads())
+        await run_in_thread(end, abandon_on_cancel=True, limiter=_threads())
+
+
+async def discard_in_time(folder: Path) -> None:
+    """Removes a folder of the image directory and its content, as :func:`end_in_time`.
+
+    Entries that can't be removed stay until the worker's next start.
+    """
+    await end_in_time(partial(discard_tree, folder))
 
 
 def _threads() -> trio.CapacityLimiter:

@@ -3,20 +3,22 @@
 import fcntl
 import os
 import re
+import secrets
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import trio
 from leasehold.v1 import errors_pb2
 
+from leasehold_worker.checkpoints.volume_calls import call_volume, discard_in_time
 from leasehold_worker.criu import criu_pb2, rpc
 from leasehold_worker.criu.criu_pb2 import CriuOptions, CriuRequest
 from leasehold_worker.criu.installation import CriuFacts, read_errors
 from leasehold_worker.criu.rpc import SwrkError
 from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_zombie
 from leasehold_worker.programs.programs import LaunchError, relaunch
 
@@ -98,15 +100,15 @@ async def restore(
         Identity of the first process: the same pid, with another start time.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, an id is taken. CRIU_FAILED: no process of it runs.
+        OperationError: CHECKPOINT_INCOMPATIBLE, an id is taken. CRIU_FAILED, or STORAGE_UNAVAILABLE: no
+            process of it runs.
     """
-    work = working_directory(image)
-    await _remove(work)  # left by a worker that was killed
+    work = working_directory(image, secrets.token_hex(4))
     try:
         async with open_directories(image, work) as (images, logs, errors):
-            await trio.to_thread.run_sync(check_pids_free, images, pids)
+            await call_volume(check_pids_free, images, pids)
             # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
-            await trio.to_thread.run_sync(fcntl.flock, images, fcntl.LOCK_SH)
+            await call_volume(_lock, os.dup(images))
             return await relaunch(
                 folder,
                 facts.path,
@@ -121,7 +123,9 @@ async def restore(
                 nursery=nursery,
             )
     except (LaunchError, SwrkError) as error:
-        said = await trio.to_thread.run_sync(read_errors, work / _LOG, work / ERRORS_FILE)
+        said = ""
+        with suppress(OperationError):  # the volume does not answer
+            said = await call_volume(read_errors, work / _LOG, work / ERRORS_FILE)
         why = f"{error}{': ' if said else ''}{said}"
         raise OperationError(
             errors_pb2.ERROR_REASON_CRIU_FAILED,
@@ -130,8 +134,7 @@ async def restore(
             {"image": image.name},
         ) from error
     finally:
-        with trio.CancelScope(shield=True):
-            await _remove(work)  # an abandoned removal could remove the directory of the next restore
+        await discard_in_time(work)
 
 
 def new_identities(members: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, ProcessIdentity]:
@@ -156,5 +159,12 @@ def _request(images: int, logs: int) -> bytes:
     return CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_RESTORE, opts=options).SerializeToString()
 
 
-async def _remove(directory: Path) -> None:
-    await trio.to_thread.run_sync(discard_tree, directory)
+def _lock(images: int) -> None:
+    """Locks an image by a copy of its descriptor, and closes the copy.
+
+    The other one may be closed, and its number used again, before the volume answers.
+    """
+    try:
+        fcntl.flock(images, fcntl.LOCK_SH)
+    finally:
+        os.close(images)

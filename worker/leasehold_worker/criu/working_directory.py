@@ -17,9 +17,14 @@ ERRORS_FILE: Final = "stderr.log"
 """File for CRIU's errors before it opens its log."""
 
 
-def working_directory(image: Path) -> Path:
-    """CRIU's working directory for an image."""
-    return image.with_name(image.name + WORK_SUFFIX)
+def working_directory(image: Path, attempt: str = "") -> Path:
+    """CRIU's working directory for an image.
+
+    Args:
+        image: The folder of the image.
+        attempt: Keeps a restore apart from earlier ones, whose directories may still be removed.
+    """
+    return image.with_name(f"{image.name}{attempt and '.'}{attempt}{WORK_SUFFIX}")
 
 
 @asynccontextmanager
@@ -34,7 +39,7 @@ async def open_directories(image: Path, work: Path) -> AsyncIterator[tuple[int, 
         OperationError: STORAGE_UNAVAILABLE: the volume does not answer in time.
     """
     try:
-        # A late directory stays: it may be that of the next restore by then, which removes an old one first.
+        # A late directory stays until the worker's next start.
         descriptors = await call_volume(_open, image, work, undo=_close)
     except OSError as error:
         raise SwrkError(f"its directories can't be opened ({error})") from error

@@ -34,7 +34,10 @@ PLANS_AT_ONCE: Final = 4
 """As many as a coordinator asks for at once. So a plan that a hung target delays leaves places to others."""
 
 PLAN_TIMEOUT_S: Final = 25.0
-"""Time for a plan, from the arrival of its question. The coordinator gives up 30 s after it asked."""
+"""Time for a plan, from the arrival of its question. The coordinator gives up 30 s after it asked.
+
+A driver call that hangs delays the answer until its own deadline. The coordinator answers the caller then.
+"""
 
 PLANS_LIMIT: Final = 64
 """Questions for plans that may wait for their answers. So they leave places to the other questions."""

@@ -33,7 +33,7 @@ def test_the_page_has_every_reason_in_the_order_of_the_enum() -> None:
 
 def plain(remedy: str) -> str:
     """A remedy of the page without links: a page's name becomes its path, and procedures are left out."""
-    remedy = re.sub(r" ?\[Procedure\]\(.*?\)\.", "", remedy)
+    remedy = re.sub(r" ?\[Procedure[^]]*\]\(.*?\)\.", "", remedy)
     remedy = re.sub(r"\[(\w+\.md)\]\(.*?\)", r"docs/\1", remedy)
     return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", remedy).removeprefix("\N{EN DASH}")
 

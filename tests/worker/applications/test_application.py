@@ -1,9 +1,10 @@
 """Applications that save themselves: real processes over the real socket, called as the worker calls them."""
 
+import errno
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,8 @@ from leasehold_worker.applications.timeouts import ApplicationTimeouts
 from leasehold_worker.checkpoints import volume_calls
 from leasehold_worker.checkpoints.application_file import ApplicationReader, StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.folders import disk_errors
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify, wait_ended
@@ -247,23 +250,45 @@ async def test_a_volume_that_hangs_during_a_save_keeps_no_application_at_rest(
 async def test_a_restore_from_a_volume_that_hangs_takes_no_older_checkpoint(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older, _ = await saved_twice(served)
+    older, newer = await saved_twice(served)
     monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 0.3)
     _, kernel = await served.restored()
     answers = threading.Event()
-    pieces = ApplicationReader.pieces
+    opened: list[str] = []
+
+    def hang(self: ApplicationStore, checkpoint: StoredCheckpoint) -> ApplicationReader:
+        opened.append(checkpoint.checkpoint_id)
+        answers.wait(20)
+        return original(self, checkpoint)
+
+    original = ApplicationStore.open
     try:
         with monkeypatch.context() as patch, trio.fail_after(10):
-
-            def hang(self: ApplicationReader, piece_bytes: int) -> Iterator[bytes]:
-                answers.wait(20)
-                yield from pieces(self, piece_bytes)
-
-            patch.setattr(ApplicationReader, "pieces", hang)
+            patch.setattr(ApplicationStore, "open", hang)
             error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
     finally:
         answers.set()
     assert name(error) == "STORAGE_UNAVAILABLE"
+    assert opened == [newer.checkpoint_id]
+
+
+@pytest.mark.long
+async def test_a_restore_from_a_volume_that_fails_takes_no_older_checkpoint(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, _ = await saved_twice(served)
+    _, kernel = await served.restored()
+    tried: list[ApplicationReader] = []
+
+    def fail(reader: ApplicationReader, _: Callable[[], None]) -> None:
+        tried.append(reader)
+        with disk_errors(served.store.root):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ApplicationReader, "verify", fail)
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
+    assert name(error) == "PERMISSION_OR_OS"
+    assert len(tried) == 1
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -255,3 +255,23 @@ async def test_a_file_whose_volume_hangs_is_closed_and_deleted_once_it_answers(
         while (tmp_path / "w-1").exists():  # noqa: ASYNC110 - the thread of the close tells nobody
             await trio.sleep(0.01)
     assert store.scan("w-1") == []
+
+
+async def test_a_file_is_closed_although_other_calls_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would close it later. A failed close is logged, and changes no outcome."""
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def hang(answers: threading.Event) -> None:
+        with suppress(OperationError):
+            await call_volume(answers.wait, HANG_S, timeout_s=2)
+
+    with hung() as answers, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(CALLS_AT_ONCE):
+                nursery.start_soon(hang, answers)
+            await trio.sleep(0.1)
+            await end_in_time(fail)
+            assert "Input/output error" in caplog.text
+            nursery.cancel_scope.cancel()

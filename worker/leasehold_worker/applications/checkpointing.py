@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import trio
 from leasehold.v1 import errors_pb2
@@ -36,6 +37,16 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
+
+PASSED_OVER: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
+        errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+        errors_pb2.ERROR_REASON_KERNEL_FAILED,
+        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+    }
+)
+"""Errors of a checkpoint after which an older one is restored. Unknown is one that was deleted meanwhile."""
 
 Progress = Callable[[str, int], None]
 """Receives the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
@@ -97,13 +108,18 @@ async def save(
         raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)
     if room is not None:  # what exceeds the estimate is reserved piece by piece
         await call_volume(room.hold, PAYLOAD_OFFSET + (estimate or 0), timeout_s=DELETE_TIMEOUT_S)
-    progress("prepare", 0)
-    await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
+    begin = partial(store.begin, kernel.workload.workload_id, kernel.workload.name, kernel.facts)
+    writer = await call_volume(begin, kernel.workload.owner, undo=ApplicationWriter.close)
     try:
-        checkpoint = await exchange.write(available_bytes, room)
-    except BaseException:
-        await kernel.undo(timeouts.cancel_s)
-        raise
+        progress("prepare", 0)
+        await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
+        try:
+            checkpoint = await exchange.write(writer, available_bytes, room)
+        except BaseException:
+            await kernel.undo(timeouts.cancel_s)
+            raise
+    finally:
+        await end_in_time(writer.close)
     if not resume:
         return Transfer(checkpoint)
     with trio.CancelScope(shield=True):
@@ -132,9 +148,9 @@ async def restore(
         progress: Receives the progress.
 
     Raises:
-        OperationError: UNKNOWN_CHECKPOINT: there is none. Else the error of the newest or named one:
-            CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, STORAGE_UNAVAILABLE, or an error of
-            the disk.
+        OperationError: UNKNOWN_CHECKPOINT: there is none. STORAGE_UNAVAILABLE, or an error of the disk: none
+            is restored. Else the error of the newest or named one: CHECKPOINT_CORRUPT,
+            CHECKPOINT_INCOMPATIBLE, or KERNEL_FAILED.
     """
     exchange = _Exchange(kernel, store, timeouts, progress)
     if checkpoint_id is not None:
@@ -159,9 +175,11 @@ class _Exchange:
             try:
                 checkpoint = await self.restore(candidate)
             except OperationError as error:
+                # A volume that fails may have an intact one, and an older one would lose work.
+                if error.reason not in PASSED_OVER:
+                    raise
                 refusals.append(error)
-                # A volume that does not answer may have an intact one: an older one would lose work.
-                if self.kernel.is_gone or error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+                if self.kernel.is_gone:
                     break
                 logger.warning("workload %s: %s", self.kernel.workload.name, error.message)
             else:
@@ -176,21 +194,15 @@ class _Exchange:
             {"workload_id": self.kernel.workload.workload_id},
         )
 
-    async def write(self, available_bytes: int, room: DiskReservation | None) -> StoredCheckpoint:
+    async def write(
+        self, writer: ApplicationWriter, available_bytes: int, room: DiskReservation | None
+    ) -> StoredCheckpoint:
         """Writes the save of an application, all or nothing."""
-        workload = self.kernel.workload
-        begin = partial(
-            self.store.begin, workload.workload_id, workload.name, self.kernel.facts, workload.owner
-        )
-        writer = await call_volume(begin, undo=ApplicationWriter.close)
-        try:
-            self.progress("checkpoint", 0)
-            sink = partial(self._keep, writer, available_bytes, room)
-            saved = await self.kernel.checkpoint(sink, self.timeouts.checkpoint_s)
-            self.progress("store", writer.size_bytes)
-            return await long_volume_call(lambda call: writer.commit(saved.custom, call.commit))
-        finally:
-            await end_in_time(writer.close)
+        self.progress("checkpoint", 0)
+        sink = partial(self._keep, writer, available_bytes, room)
+        saved = await self.kernel.checkpoint(sink, self.timeouts.checkpoint_s)
+        self.progress("store", writer.size_bytes)
+        return await long_volume_call(lambda call: writer.commit(saved.custom, call.commit))
 
     async def _keep(
         self, writer: ApplicationWriter, available_bytes: int, room: DiskReservation | None, piece: bytes
@@ -222,7 +234,7 @@ class _Exchange:
         async def next_piece() -> bytes:
             nonlocal given
             self.progress("restore", given)
-            piece = await call_volume(next, pieces, b"")
+            piece = await call_volume(next, pieces, b"", timeout_s=DELETE_TIMEOUT_S)
             given += len(piece)
             return piece
 

@@ -155,9 +155,12 @@ class ApplicationWriter:
     def close(self) -> None:
         """Closes the file. An uncommitted one is deleted. Repeated calls do nothing."""
         with self._lock:
-            if self._descriptor >= 0:
+            if self._descriptor < 0:
+                return
+            try:
                 self.path.unlink(missing_ok=True)
                 remove_if_empty(self.path.parent)
+            finally:
                 os.close(self._descriptor)
                 self._descriptor = -1
 

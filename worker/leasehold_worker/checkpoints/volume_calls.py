@@ -1,4 +1,4 @@
-"""Calls on the image directory: in threads, with a deadline, and bounded in number.
+"""Calls on the image directory: in threads, with a deadline, and bounded in number or by their commands.
 
 The volume of the image directory may be a network volume, and its accesses hang while its server is away. A
 thread with such an access can't be interrupted. So a deadline or a cancellation abandons the thread, and the
@@ -12,6 +12,7 @@ then has to be harmless:
   :func:`long_volume_call`.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.threads import run_in_thread
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = 20.0
 """Time for a call that reads, or that creates a file or a folder."""
@@ -214,9 +217,15 @@ async def end_in_time(end: Callable[[], object]) -> None:
     """Calls a function that removes or closes something in the image directory, in a thread.
 
     It can't be cancelled. If the volume does not answer in time, the call goes on, and the caller continues.
+    An error of the volume is logged: what has been written or read before stays valid.
     """
+    # A place of its own: otherwise calls that hang could keep it from its beginning, and nobody repeats it.
+    limiter = trio.CapacityLimiter(1)
     with trio.CancelScope(shield=True), trio.move_on_after(CALL_TIMEOUT_S):
-        await run_in_thread(end, abandon_on_cancel=True, limiter=_threads())
+        try:
+            await run_in_thread(end, abandon_on_cancel=True, limiter=limiter)
+        except OSError as error:
+            logger.warning("the image directory could not be cleaned up: %s", error)
 
 
 async def discard_in_time(folder: Path) -> None:

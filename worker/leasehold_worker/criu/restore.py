@@ -1,6 +1,5 @@
 """The restore of a process tree from its image, behind a launcher that outlives the worker."""
 
-import fcntl
 import os
 import re
 import secrets
@@ -105,10 +104,9 @@ async def restore(
     """
     work = working_directory(image, secrets.token_hex(4))
     try:
-        async with open_directories(image, work) as (images, logs, errors):
+        # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
+        async with open_directories(image, work, is_shared=True) as (images, logs, errors):
             await call_volume(check_pids_free, images, pids)
-            # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
-            await call_volume(_lock, os.dup(images))
             return await relaunch(
                 folder,
                 facts.path,
@@ -157,14 +155,3 @@ def _request(images: int, logs: int) -> bytes:
         manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,
     )
     return CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_RESTORE, opts=options).SerializeToString()
-
-
-def _lock(images: int) -> None:
-    """Locks an image by a copy of its descriptor, and closes the copy.
-
-    The other one may be closed, and its number used again, before the volume answers.
-    """
-    try:
-        fcntl.flock(images, fcntl.LOCK_SH)
-    finally:
-        os.close(images)

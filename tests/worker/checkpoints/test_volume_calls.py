@@ -257,8 +257,11 @@ async def test_a_file_whose_volume_hangs_is_closed_and_deleted_once_it_answers(
     assert store.scan("w-1") == []
 
 
-async def test_a_file_is_closed_although_other_calls_hang(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_is_closed_although_other_calls_hang(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody would close it later. A failed close is logged, and changes no outcome."""
+    monkeypatch.setattr(volume_calls, "CALL_TIMEOUT_S", 1)
 
     def fail() -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -340,6 +341,26 @@ def test_a_journal_whose_log_lost_commits_is_left_as_it_is(path: Path) -> None:
     file = journal_file.JournalFile(left)
     assert file.contents.standings.keys() == {"GPU-0", "GPU-1", "GPU-2"}
     file.close()
+
+
+def test_a_file_is_closed_after_its_last_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the worker abandons a commit that hangs. SQLite crashed the process then."""
+    monkeypatch.setattr(journal_file, "BUSY_TIMEOUT_S", 60)
+    file = journal_file.JournalFile(path)
+    with ThreadPoolExecutor() as threads, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        commit = threads.submit(file.commit, standing(1))
+        assert not wait([commit], timeout=0.2).done
+        close = threads.submit(file.close)
+        assert not wait([commit, close], timeout=0.2).done
+        other.execute("ROLLBACK")
+        commit.result(10)
+        close.result(10)
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            file.commit(standing(2))
+    again = journal_file.JournalFile(path)
+    assert again.contents.standings.keys() == {"GPU-1"}
+    again.close()
 
 
 def test_a_bit_that_flips_in_a_record_is_noticed(path: Path) -> None:

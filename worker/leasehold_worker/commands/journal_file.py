@@ -7,6 +7,7 @@ pages. Commits are counted, in :mod:`leasehold_worker.commands.journal_seal` too
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from hashlib import blake2b
@@ -138,6 +139,8 @@ class JournalFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
+        """Held by each call: an abandoned commit may still run when the file is closed."""
         with ExitStack() as undone:
             try:
                 self._seal = undone.enter_context(closing(JournalSeal(path.with_name(f"{path.name}-seal"))))
@@ -200,18 +203,19 @@ class JournalFile:
         Raises:
             sqlite3.Error: Nothing was changed.
         """
-        self._require_in_place()
-        self._catch_up()
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for sql, values in statements:
-                self._connection.execute(sql, values)
-            self._connection.execute("UPDATE commits SET number = ?", (self._number + 1,))
-        self._number += 1
-        try:
-            self._seal.write(self._number)
-        except OSError as error:  # the commit is on disk; the next commit writes the seal
-            logger.error("the number of a commit can't be stored beside the journal: %s", error.strerror)
+        with self._lock:
+            self._require_in_place()
+            self._catch_up()
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                for sql, values in statements:
+                    self._connection.execute(sql, values)
+                self._connection.execute("UPDATE commits SET number = ?", (self._number + 1,))
+            self._number += 1
+            try:
+                self._seal.write(self._number)
+            except OSError as error:  # the commit is on disk; the next commit writes the seal
+                logger.error("the number of a commit can't be stored beside the journal: %s", error.strerror)
 
     def _require_in_place(self) -> None:
         """Refuses to write into deleted or replaced files, which the next start would not find."""
@@ -231,9 +235,10 @@ class JournalFile:
                 raise sqlite3.OperationalError(f"{self._path.name}-seal: {error.strerror}") from error
 
     def close(self) -> None:
-        """Closes the files."""
-        self._connection.close()
-        self._seal.close()
+        """Closes the files, after the last commit: SQLite crashes if a connection is closed under one."""
+        with self._lock:
+            self._connection.close()
+            self._seal.close()
 
 
 def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:

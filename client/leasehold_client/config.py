@@ -222,4 +222,4 @@ def _cut(text: str) -> str:
 
 
 def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and 0 < int(text) < 65_536
+    return text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) < 65_536

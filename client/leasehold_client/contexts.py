@@ -93,7 +93,7 @@ class Context:
             raise UsageError(
                 f"the certificate of {self.identity} in context {self.name} expired {span_text(late_s)} ago, "
                 f"by this host's clock: ask an admin for {token}, then `leasehold login --token - --context "
-                f"{self.name}`"
+                f"{self.name}`. On the coordinator's host, `leasehold context use -` comes first"
             )
         if (early_s := self.begin_s - time.time()) > 0:
             raise UsageError(

@@ -86,14 +86,14 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
     pid = counter_pid(host)
     assert host.run("ps", "-o", "user=", str(pid)).strip() == "alice"
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
-    assert "1 workloads of the worker have not ended, such as counter" in refused
+    assert "1 workloads of the worker have not ended, such as w-" in refused
     assert counter_pid(host) == pid
     host.run("systemctl", "stop", "leasehold-worker")
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
-    assert "processes of workloads run on" in refused
+    assert "1 workloads of the worker have not ended, such as w-" in refused
     host.run("leasehold", "uninstall", "worker")
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
-    assert "processes of workloads run on" in refused
+    assert "1 workloads of the worker have not ended, such as w-" in refused
     host.run("leasehold", "install", "worker", env=gpus)
     wait_for(lambda: "CONNECTED" in host.run("leasehold", "get", "workers"), "the worker is connected")
     assert counter_pid(host) == pid

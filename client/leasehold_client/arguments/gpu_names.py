@@ -48,7 +48,7 @@ def _resolve_slot(name: str, gpus: Sequence[FleetGpu]) -> str:
     found = [
         gpu.gpu.uuid
         for gpu in gpus
-        if worker in (gpu.worker_name, gpu.worker_id) and gpu.gpu.slot == int(slot)
+        if worker in (gpu.worker_name, gpu.worker_id) and str(gpu.gpu.slot) == (slot.lstrip("0") or "0")
     ]
     if len(found) > 1:
         raise UsageError(f"several workers are named {worker!r}: write the UUID of the GPU")

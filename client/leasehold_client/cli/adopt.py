@@ -9,7 +9,7 @@ import click
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.names import complete_workers
-from leasehold_client.cli.parameter_types import Number
+from leasehold_client.cli.parameter_types import Number, SingleOption
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ PID_LIMIT: Final = 2**22
 @click.command(epilog=examples("leasehold adopt --worker alpha --pid 4711 --name taken"))
 @click.option(
     "--worker",
+    cls=SingleOption,
     required=True,
     help="Name or id of the worker on the process's host.",
     shell_complete=complete_workers,

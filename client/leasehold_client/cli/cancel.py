@@ -50,7 +50,10 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
     for command_id in ids:
         try:
             commands.append(client.cancel(command_id))
-        except NoCoordinatorError:
+        except NoCoordinatorError as error:
+            if commands:
+                done = ", ".join(one.command_id for one in commands)
+                error.message += f"; the cancellation of {done} is stored"
             raise
         except LeaseholdError as error:
             refusals.append(error)

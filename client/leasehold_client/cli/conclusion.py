@@ -22,6 +22,7 @@ from leasehold_client.cli.lookups import (
     preempted_if_known,
     with_short_names,
 )
+from leasehold_client.cli.selection import name_list
 from leasehold_client.cli.verb import CommandOptions
 from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.command_watch import has_ended
@@ -167,13 +168,15 @@ def conclude_all(
     errors: list[LeaseholdError] = []
     created: list[tuple[str, Command, Callable[[], Command] | None]] = []
     stop: Stop | None = None
-    for label, create in creations:
+    unasked: Sequence[str] = ()
+    for number, (label, create) in enumerate(creations):
         try:
             created.append((label, create(), create if may_retry else None))
         except (NoCoordinatorError, KeyboardInterrupt) as why:
             if not created:
                 raise
             stop = why
+            unasked = [name for name, _ in creations[number + 1 :]]
             break
         except LeaseholdError as error:
             error.message = _about(label, error.message)
@@ -209,7 +212,7 @@ def conclude_all(
     for refusal in errors:
         message = with_short_names(client, refusal.message) if has_answer else refusal.message
         echo_error(error_line(message, refusal.reason))
-    _leave(stop, commands)
+    _leave(stop, commands, unasked)
     if has_failed or not all(isinstance(refusal, WaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
@@ -395,18 +398,28 @@ def _wait_for_all(
     return ended, None
 
 
-def _leave(stop: Stop | None, commands: Sequence[tuple[str, Command]]) -> None:
+def _leave(stop: Stop | None, commands: Sequence[tuple[str, Command]], unasked: Sequence[str] = ()) -> None:
     """Names the open commands and exits, if an outage or Ctrl-C ended the wait for them.
+
+    Args:
+        stop: What ended the wait. None: it has ended by itself.
+        commands: The commands, with the names of their targets.
+        unasked: The names of targets for which no command was created.
 
     Raises:
         NoCoordinatorError: No coordinator answers.
     """
-    left = _remainder(command for _, command in commands)
+    parts = (_remainder(command for _, command in commands), _unasked_text(unasked))
+    left = "; ".join(part for part in parts if part)
     if isinstance(stop, NoCoordinatorError):
         stop.message += f"; {left}" if left else ""
         raise stop
     if stop is not None:
         interrupted(left)
+
+
+def _unasked_text(names: Sequence[str]) -> str:
+    return f"nothing was requested for {name_list(names)}" if names else ""
 
 
 def _looked_at(client: Client, commands: Sequence[tuple[str, Command]]) -> Iterator[tuple[str, Command]]:

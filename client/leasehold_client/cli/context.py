@@ -14,7 +14,8 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.verb import output_option
+from leasehold_client.cli.parameter_types import NamedPath
+from leasehold_client.cli.verb import output_option, warn_of_variables
 from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -50,7 +51,7 @@ def list_contexts(output: str) -> None:
 
     from leasehold_client.display.documents import echo_document
     from leasehold_client.display.tables import Column, echo_table
-    from leasehold_client.messages import age_text
+    from leasehold_client.messages import ago_text
 
     contexts = read_contexts()
     if output != "table":
@@ -60,7 +61,7 @@ def list_contexts(output: str) -> None:
         return
 
     def expiry(one: Context) -> str:
-        return age_text(Timestamp(seconds=int(one.expire_s))) if one.certificate else "-"
+        return ago_text(Timestamp(seconds=int(one.expire_s))) if one.certificate else "-"
 
     columns: Sequence[Column[Context]] = (
         Column("CURRENT", lambda one: "*" if one.name == contexts.current else ""),
@@ -87,11 +88,12 @@ def use(name: str) -> None:
         chosen.require_valid()
         write(replace(contexts, current=name))
     echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
+    warn_of_variables(name)
 
 
 @context.command(epilog=examples("leasehold context export prometheus /etc/prometheus/leasehold"))
 @click.argument("name", shell_complete=complete_contexts)
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", type=NamedPath(file_okay=False, path_type=Path))
 @_told
 def export(name: str, directory: Path) -> None:
     """Write certificate, key and authorities to PEM files, for a program that is no client of Leasehold.

@@ -14,6 +14,7 @@ from leasehold_client.cli.caller import caller
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_targets
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -28,6 +29,7 @@ _targets_argument = click.argument(
 _selector_option = click.option(
     "-l",
     "--selector",
+    cls=SingleOption,
     default="",
     metavar="LABELS",
     help="All workers with these labels, such as rack=r1.",

@@ -11,11 +11,12 @@ from leasehold_client.arguments.gpu_names import gpu_places, resolve_gpu
 from leasehold_client.arguments.kinds import DESCRIBED, Kind
 from leasehold_client.arguments.selectors import quoted
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import raise_all
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
 from leasehold_client.cli.verb import verb
 from leasehold_client.display.standard_output import echo_lines
-from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.event_pb2 import Event
@@ -47,10 +48,17 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
         raise UsageError(
             f"{kind.plural} have no description: `leasehold get {kind.plural} -o wide` lists them"
         )
+    refusals: list[LeaseholdError] = []
     for number, name in enumerate(dict.fromkeys(names)):
         if number:
             echo_lines("\n")
-        _describe(client, kind.plural, name)
+        try:
+            _describe(client, kind.plural, name)
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            refusals.append(error)
+    raise_all(refusals)
 
 
 def _describe(client: Client, plural: str, name: str) -> None:

@@ -18,7 +18,7 @@ from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.get_watch import wait_missed
 from leasehold_client.cli.lookups import ShortNames
 from leasehold_client.cli.names import complete_workers, complete_workloads
-from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.parameter_types import Number, Seconds, SingleOption
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo, echo_lines
 from leasehold_client.errors import LeaseholdError
@@ -44,7 +44,9 @@ _LONGEST_KIND: Final = len("WORKLOAD_CHANGED")
 )
 @click.argument("workload", required=False, shell_complete=complete_workloads)
 @click.option("-f", "--follow", is_flag=True, help="Then print each new event, until interrupted.")
-@click.option("--worker", default="", help="Events of this worker.", shell_complete=complete_workers)
+@click.option(
+    "--worker", cls=SingleOption, default="", help="Events of this worker.", shell_complete=complete_workers
+)
 @click.option(
     "--since", "since_s", type=Seconds(0, YEAR_S), metavar="SECONDS", help="Events of the last 10m, 2h or 7d."
 )
@@ -59,6 +61,7 @@ _LONGEST_KIND: Final = len("WORKLOAD_CHANGED")
 @click.option(
     "--filter",
     "filter_text",
+    cls=SingleOption,
     default="",
     metavar="FILTER",
     help="Which events, such as 'kind = GPU_HEALTH'.",

@@ -17,8 +17,8 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line, not_utf8
+from leasehold_client.cli.parameter_types import NamedPath, Number, Seconds
 from leasehold_client.cli.program_command import EXIT_REFUSED, ProgramCommand
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
@@ -40,7 +40,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 
 socket_option = click.option(
     "--socket",
-    type=click.Path(path_type=Path, readable=False),
+    type=NamedPath(path_type=Path, readable=False),
     envvar=SOCKET_VARIABLE,
     help=(
         "The worker's socket.  [default: /run/leasehold/worker/worker.sock, or the socket of your own worker]"
@@ -106,17 +106,21 @@ def exec_command(
     from leasehold_client.messages import duration
 
     interrupts.raise_in_call()
-    spec = WorkloadSpec(
-        arguments=_shown(arguments),
-        resources=resources,
-        priority=priority,
-        helper=helper,
-        eviction=eviction.policy,
-        hooks=eviction.hooks,
-    )
-    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_PROCESS)
+    hold = local_service_pb2.CLAIM_HOLD_PROCESS
     try:
+        spec = WorkloadSpec(
+            arguments=_shown(arguments),
+            resources=resources,
+            priority=priority,
+            helper=helper,
+            eviction=eviction.policy,
+            hooks=eviction.hooks,
+        )
+        opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=hold)
         worker, granted = wait_granted(socket, ClaimRequest(open=opened))
+    except UnicodeEncodeError as error:
+        echo_error(error_line(not_utf8(error).message, ""))
+        sys.exit(EXIT_REFUSED)
     except LeaseholdError as error:
         echo_error(error_line(error.message, error.reason))
         sys.exit(EXIT_REFUSED)

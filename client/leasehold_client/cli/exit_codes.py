@@ -37,6 +37,13 @@ def fail(error: LeaseholdError) -> NoReturn:
             sys.exit(EXIT_FAILED)
 
 
+def not_utf8(error: UnicodeEncodeError) -> UsageError:
+    """The refusal of an argument that no message can hold."""
+    return UsageError(
+        f"the argument {error.object!r} is not valid UTF-8: write text, or put the bytes into a file"
+    )
+
+
 def error_line(message: str, reason: str) -> str:
     """Formats an error as one line, followed by the reason unless that is empty."""
     return f"leasehold: {one_line(message)}{f' ({reason})' if reason else ''}"

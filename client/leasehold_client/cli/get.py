@@ -15,6 +15,7 @@ from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, raise_all
 from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.cli.verb import verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
@@ -45,6 +46,7 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
 @click.option(
     "-l",
     "--selector",
+    cls=SingleOption,
     default="",
     metavar="LABELS",
     help="Labels, such as team=vision,tier!=dev.",
@@ -52,6 +54,7 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
 @click.option(
     "--filter",
     "filter_text",
+    cls=SingleOption,
     default="",
     metavar="FILTER",
     help="Which to list, such as 'state = RUNNING AND labels.team = vision'.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from leasehold_client.installation.steps import Step
 
 TOKEN_LIMIT: Final = 65_536
+JOURNAL_TIMEOUT_S: Final = 60.0
+JOURNAL_LIMIT_BYTES: Final = 16 << 20
+
 _USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Print the steps and the unit, and do nothing.")
@@ -95,9 +99,9 @@ def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
     try:
         service = _service(name, user)
         steps = uninstall_steps(service, purge=purge)
-        if purge and name == "worker" and service.socket.exists():
-            ask = partial(_require_no_workloads, service.socket)
-            steps.insert(0, Step("ask the worker for its workloads", ask))
+        if purge and name == "worker" and service.state_directory.exists():
+            look = partial(_require_no_workloads, service.state_directory)
+            steps.insert(0, Step("look for workloads in the worker's journal", look))
         _carry_out(steps, dry_run=dry_run)
     except LeaseholdError as error:
         fail(error)
@@ -171,24 +175,36 @@ def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
         echo("there is nothing to do")
 
 
-def _require_no_workloads(socket: Path) -> None:
-    """Refuses a purge while a worker has workloads, since only its state leads to suspended ones.
+def _require_no_workloads(state_directory: Path) -> None:
+    """Refuses a purge while a worker's journal has workloads: only its state leads to suspended ones.
 
     Processes of ``exec``, claimed and adopted ones are in no control group of the unit, and stopped and
-    checkpointed workloads have no process. A worker that does not answer can't be asked.
+    checkpointed workloads have no process.
 
     Raises:
-        LeaseholdError: A workload has not ended.
+        LeaseholdError: A workload has not ended, or the journal can't be read.
     """
-    from leasehold_client.local.worker import LocalWorker, NoWorkerError
+    if not any(state_directory.glob("journal.sqlite3*")):
+        return  # the worker has never served
+    from leasehold.v1.workload_pb2 import WorkloadState
 
+    from leasehold_client.coordinator.workload_watch import ENDED
+    from leasehold_client.support.bounded_run import run_bounded
+
+    module = "leasehold_worker.diagnostics.journal_summary"
+    command = [sys.executable, "-P", "-m", module, str(state_directory)]
     try:
-        with LocalWorker(socket) as worker:
-            names = [workload.name for workload in worker.list().workloads]
-    except NoWorkerError:
-        return
-    if names:
+        _, output = run_bounded(command, JOURNAL_TIMEOUT_S, JOURNAL_LIMIT_BYTES, owner_of=state_directory)
+        known = json.loads(output)["workloads"]
+        found = [one["workload_id"] for one in known if WorkloadState.Value(one["state"]) not in ENDED]
+    except (LeaseholdError, OSError, ValueError) as error:
         raise LeaseholdError(
-            f"{len(names)} workloads of the worker have not ended, such as {names[0]}: end them by "
-            "`leasehold stop` or `leasehold release`, or leave out --purge"
+            f"the worker's journal in {state_directory} can't be read, so its workloads are unknown "
+            f"({error}): repair it, or remove the directory if no workload is left"
+        ) from error
+    if found:
+        raise LeaseholdError(
+            f"{len(found)} workloads of the worker have not ended, such as {found[0]}: end them by "
+            "`leasehold stop` or `leasehold release` (an uninstalled worker must be installed again for "
+            "that), or leave out --purge"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import click
 from click.core import ParameterSource
@@ -11,6 +11,9 @@ from click.core import ParameterSource
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.program_command import EXIT_REFUSED, ProgramCommand
 from leasehold_client.errors import UsageError
+
+TABLES: Final = ("env", "labels", "annotations")
+"""Keys of job files that are tables, each entry of which is an option."""
 
 
 @final
@@ -29,7 +32,9 @@ class JobCommand(ProgramCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the options. A value of the job file counts where an option is missing."""
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            self._merge_tables(ctx)
+            return rest
         except click.BadParameter as error:
             name = error.param.name if error.param is not None else None
             if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
@@ -37,6 +42,16 @@ class JobCommand(ProgramCommand):
             key = next((key for key, one in _parameters(self).items() if one.name == name), name)
             message = f"the job file {ctx.params.get('file')}: {key}: {error.message}"
             raise click.UsageError(message, ctx) from error
+
+    def _merge_tables(self, ctx: click.Context) -> None:
+        """Adds the entries of the job file to those of options, which replace the entries of their names."""
+        for key in TABLES:
+            name = _parameters(self)[key].name or key
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+                given = {text.partition("=")[0] for text in ctx.params[name]}
+                in_file = (ctx.default_map or {}).get(name, ())
+                left = (text for text in in_file if text.partition("=")[0] not in given)
+                ctx.params[name] = (*left, *ctx.params[name])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the verb. With --attach, a failure of Leasehold itself has the code 125."""
@@ -79,6 +94,6 @@ def _parameters(command: click.Command) -> Mapping[str, click.Parameter]:
 
 def _as_option(key: str, value: Any) -> Any:
     """A value as the option takes it."""
-    if key in ("env", "labels", "annotations"):
+    if key in TABLES:
         return [f"{name}={text}" for name, text in value.items()]
     return value

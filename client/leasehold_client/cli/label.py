@@ -11,6 +11,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.names import complete_workloads
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
+from leasehold_client.display.terminal_text import echo_error, safe_cell
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def _change(
 ) -> None:
     from leasehold_client.display.documents import echo_message
 
-    found = _update(client, name, field, changes)
+    found, absent = _update(client, name, field, changes)
+    for key in absent:
+        echo_error(f"leasehold: {safe_cell(name)} had no {field[:-1]} {safe_cell(key)} to remove")
     if output != "table":
         echo_message(found, output)
         return
@@ -77,20 +80,21 @@ def _change(
 
 def _update(
     client: Client, name: str, field: Literal["labels", "annotations"], changes: Sequence[str]
-) -> Workload:
-    """Reads the labels or annotations, changes some, and writes them unless they have changed meanwhile."""
+) -> tuple[Workload, list[str]]:
+    """Reads the labels or annotations, changes some, and writes them unless they have changed meanwhile.
+
+    Returns:
+        The workload, and the keys to remove that it did not have.
+    """
     workload_id = name
     for attempt in range(ATTEMPT_LIMIT):
         known = client.workload(workload_id)
         workload_id = known.workload_id
         try:
-            if field == "labels":
-                return client.update_workload(
-                    workload_id, labels=changed(known.labels, changes), etag=known.etag
-                )
-            return client.update_workload(
-                workload_id, annotations=changed(known.annotations, changes), etag=known.etag
-            )
+            texts = known.labels if field == "labels" else known.annotations
+            new = {field: changed(texts, changes)}
+            absent = [one[:-1] for one in changes if "=" not in one and one[:-1] not in texts]
+            return client.update_workload(workload_id, **new, etag=known.etag), absent
         except LeaseholdError as error:
             if error.reason != "ETAG_MISMATCH" or attempt == ATTEMPT_LIMIT - 1:
                 raise

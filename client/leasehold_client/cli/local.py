@@ -12,7 +12,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exec import socket_option
-from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.exit_codes import fail, not_utf8
 from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.cli.verb import output_option
 from leasehold_client.display.standard_output import echo
@@ -45,6 +45,8 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
                 function(worker, *positional, **named)
         except LeaseholdError as error:
             fail(error)
+        except UnicodeEncodeError as error:
+            fail(not_utf8(error))
 
     return call
 

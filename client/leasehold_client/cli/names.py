@@ -31,8 +31,9 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     kind = ctx.params.get("kind")
     if not isinstance(kind, Kind):
         return []
-    plural = {"checkpoints": "workloads", "events": "workloads"}.get(kind.plural, kind.plural)
-    return _complete(ctx, plural, incomplete)
+    # To `get`, the name with these kinds is that of a workload.
+    of_workload = ctx.info_name == "get" and kind.plural in ("checkpoints", "events")
+    return _complete(ctx, "workloads" if of_workload else kind.plural, incomplete)
 
 
 def complete_workloads(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

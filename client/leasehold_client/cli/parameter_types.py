@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, final
 
 import click
 from click.core import ParameterSource
@@ -82,6 +83,46 @@ class Number(IntegerType):
         if not self.least <= number <= self.most:
             self.fail(f"{number} is not in the range from {self.least} to {self.most}", param, ctx)
         return number
+
+
+@final
+class NamedPath(click.Path):
+    """A click parameter type: a path that is not empty. As a path, empty text is the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Checks the path."""
+        if value == "":
+            self.fail("the value is empty: give one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class SingleOption(click.Option):
+    """An option that says what a verb is for, and is given once at most.
+
+    Click takes the last value of a repeated option. A verb would act on the objects of that one, in silence.
+    """
+
+    def __init__(self, *arguments: Any, default: str | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **{**more, "multiple": True})
+        self.single_default = default
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, click.Parameter]
+    ) -> tuple[Any, ParameterSource]:
+        """The value. One of a job file is not a list."""
+        value, source = super().consume_value(ctx, opts)
+        return (value,) if isinstance(value, str) else value, source
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """The only value, or the default.
+
+        Raises:
+            click.UsageError: There are several values.
+        """
+        values = super().process_value(ctx, value)
+        if len(values) > 1:
+            raise click.UsageError(f"{self.opts[-1]} is given more than once: give it once", ctx)
+        return values[0] if values else self.single_default
 
 
 def _time_text(seconds: float) -> str:

@@ -11,6 +11,7 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_running
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.cli.verb import (
     CommandOptions,
     command_options,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--to",
+    cls=SingleOption,
     metavar="GPU,...",
     help="GPUs to move one workload to, in the workload's own order.",
     shell_complete=complete_gpus,

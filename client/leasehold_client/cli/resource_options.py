@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from leasehold_client.byte_sizes import IntegerType, Size
+from leasehold_client.cli.exit_codes import not_utf8
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S
 
@@ -132,6 +133,8 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
         fields = {name: named.pop(name) for name in Resources.DESCRIPTOR.fields_by_name if name in named}
         try:
             resources = Resources(gpu_preference=GpuPreference.Value(preference), **fields)
+        except UnicodeEncodeError as error:
+            raise click.UsageError(not_utf8(error).message) from error
         except ValueError as error:  # a number of a job file; those of options are in range
             raise click.UsageError(
                 f"a number of the requested resources is too large ({error}): give at most {2**63 - 1}"

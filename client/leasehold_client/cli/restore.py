@@ -12,6 +12,7 @@ from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_parked
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.cli.selection import Selection, selection_options
 from leasehold_client.cli.verb import (
     CommandOptions,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 @selection_options
 @click.option(
     "--to",
+    cls=SingleOption,
     metavar="GPU,...",
     help="GPUs to restore one workload on, in its own order.",
     shell_complete=complete_gpus,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--checkpoint",
     "checkpoint_id",
+    cls=SingleOption,
     default="",
     metavar="ID",
     help="Checkpoint that a STOPPED workload starts from.  [default: its newest intact one]",

@@ -249,7 +249,7 @@ def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: Comman
 
     freed_bytes = sum(one.size_bytes for one in chosen)
     if options.is_document:
-        document = {"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes}
+        document = {"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": str(freed_bytes)}
         echo_document(document, options.output)
     else:
         echo_table(checkpoint_columns(worker_names(client)), chosen)

@@ -14,7 +14,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.job_command import JobCommand, use_job_file
 from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_workers
-from leasehold_client.cli.parameter_types import Number
+from leasehold_client.cli.parameter_types import Number, SingleOption
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import (
     READY_LIMIT_S,
@@ -69,6 +69,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 @eviction_options
 @click.option(
     "--worker",
+    cls=SingleOption,
     default="",
     help="Name or id of the worker.  [default: the one with most free GPUs]",
     shell_complete=complete_workers,

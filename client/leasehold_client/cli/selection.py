@@ -12,6 +12,7 @@ import click
 
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.cli.exit_codes import EXIT_FAILED
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.display.terminal_text import echo_error, safe_cell
 from leasehold_client.errors import UsageError
 
@@ -96,6 +97,7 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "-l",
         "--selector",
+        cls=SingleOption,
         default="",
         metavar="LABELS",
         help="All with these labels, such as team=vision.",
@@ -103,6 +105,7 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--filter",
         "filter_text",
+        cls=SingleOption,
         default="",
         metavar="FILTER",
         help="All that match, as for `leasehold get`.",

@@ -12,17 +12,18 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.exit_codes import fail, interrupted
-from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.exit_codes import EXIT_FAILED, fail, interrupted
+from leasehold_client.cli.parameter_types import NamedPath, Seconds, refuse_empty
 from leasehold_client.cli.verb import context_option, coordinator_option
 from leasehold_client.display.standard_output import echo
+from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
 
 TIMEOUT_S: Final = 30.0
 
 
 @click.command(name="support-bundle", epilog=examples("leasehold support-bundle bug.tar.gz"))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NamedPath(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="List the members, and write nothing.")
 @click.option("--yes", is_flag=True, help="Write without a question.")
 @click.option(
@@ -48,6 +49,7 @@ def support_bundle(
     Run it as root on a host with a service. A part that fails or hangs is noted in the archive.
     """
     interrupts.raise_in_call()
+    refuse_empty(click.get_current_context())
     try:
         _write(file, coordinator, context, timeout_s, dry_run=dry_run, yes=yes)
     except LeaseholdError as error:
@@ -78,8 +80,11 @@ def _write(
         echo(f"{member.name:<24}  {size_text(len(member.content)):>10}  {member.what}")
     for name, why in bundle.notes.items():
         echo(f"{name:<24}  {'missing':>10}  {why}")
-    if dry_run or not (yes or click.confirm(f"Write {file}?")):
+    if dry_run:
         return
+    if not yes and not click.confirm(f"Write {file}?", err=True):
+        echo_error("leasehold: nothing was written")
+        sys.exit(EXIT_FAILED)
     try:
         size = write_archive(file, members)
     except OSError as error:

@@ -13,7 +13,7 @@ from leasehold_client.cli.caller import caller
 from leasehold_client.cli.eviction_options import policy_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.names import complete_running, complete_workers
-from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.parameter_types import Seconds, SingleOption
 from leasehold_client.cli.selection import Selection, selection_options
 from leasehold_client.cli.verb import (
     HOLD_LIMIT_S,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 @selection_options
 @click.option(
     "--worker",
+    cls=SingleOption,
     metavar="WORKER",
     help="Suspend every workload that holds GPUs of this worker.",
     shell_complete=complete_workers,

@@ -11,6 +11,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.caller import caller
 from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.cli.verb import as_option, context_option, coordinator_option
 from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -34,6 +35,7 @@ def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None
     of an operation first, and changes nothing before you press y. Press ? for all keys.
     """
     interrupts.raise_in_verb()
+    refuse_empty(click.get_current_context())
     try:
         # The screen is written to standard error.
         is_terminal = all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))

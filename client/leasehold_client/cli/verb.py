@@ -6,6 +6,7 @@ which would take most of their time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 import click
 
 from leasehold_client import interrupts
-from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.exit_codes import fail, interrupted, not_utf8
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.parameter_types import Seconds, not_empty, refuse_empty
-from leasehold_client.contexts import chosen_coordinator
+from leasehold_client.cli.parameter_types import Seconds, SingleOption, not_empty, refuse_empty
+from leasehold_client.config import COORDINATOR_VARIABLE
+from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -83,12 +85,14 @@ lock_timeout_option = click.option(
 hold_option = click.option(
     "--hold",
     "hold_id",
+    cls=SingleOption,
     default="",
     metavar="ID",
     help="Take the GPUs of this hold, which `suspend --hold-for` printed.",
 )
 preempt_option = click.option(
     "--preempt",
+    cls=SingleOption,
     default="",
     metavar="WORKLOAD,...",
     help="Suspend these workloads first, and restore them if the start fails.",
@@ -96,6 +100,14 @@ preempt_option = click.option(
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show the plan and its refusals; change nothing."
 )
+
+
+def warn_of_variables(context: str) -> None:
+    """Tells on standard error which variable keeps verbs from a context that has become the current one."""
+    if os.environ.get(CONTEXT_VARIABLE, context) != context:
+        echo_error(f"leasehold: {CONTEXT_VARIABLE} names another context, which verbs use: unset it")
+    elif not os.environ.get(CONTEXT_VARIABLE) and os.environ.get(COORDINATOR_VARIABLE):
+        echo_error(f"leasehold: {COORDINATOR_VARIABLE} is set, so verbs use no current context: unset it")
 
 
 def workload_list(text: str) -> list[str]:
@@ -220,12 +232,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         except LeaseholdError as error:
             fail(error)
         except UnicodeEncodeError as error:  # a message only holds valid text
-            fail(
-                UsageError(
-                    f"the argument {error.object!r} is not valid UTF-8: "
-                    "write text, or put the bytes into a file"
-                )
-            )
+            fail(not_utf8(error))
         except KeyboardInterrupt:
             if "options" in named:  # those of a verb that creates commands
                 interrupted("a command that was stored continues: `leasehold get commands` shows it")

@@ -7,6 +7,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.cli.verb import as_option, context_option, coordinator_option
 from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.errors import LeaseholdError
@@ -32,6 +33,7 @@ def web(listen: str, coordinator: str | None, context: str | None, on_behalf_of:
     from leasehold_client.cli.web_page import serve  # late: imports gRPC, protobuf and aiohttp
 
     interrupts.raise_in_verb()
+    refuse_empty(click.get_current_context())
     try:
         address, found = chosen_coordinator(coordinator, context)
         serve(listen, address, found, on_behalf_of)

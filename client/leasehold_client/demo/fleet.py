@@ -19,6 +19,9 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.login import login, read_ticket
 from leasehold_client.errors import LeaseholdError
 
+STORE: Final = "coordinator.sqlite3"
+"""The coordinator's store in the folder of a demonstration."""
+
 WORKERS: Final = ("alpha", "beta")
 USER: Final = "demo"
 """The enrolled user, and its context."""
@@ -112,7 +115,7 @@ class DemoFleet:
             settings = self._folder / "coordinator.toml"
             settings.write_text('server_names = ["localhost"]\n')
             listen += ["--join-listen", self._join_address, "--config", str(settings)]
-        state = ("--state-dir", str(self._folder), "--database", str(self._folder / "coordinator.sqlite3"))
+        state = ("--state-dir", str(self._folder), "--database", str(self._folder / STORE))
         socket_path = self.address.removeprefix("unix:")
         self._start("coordinator", "coordinator", *listen, *state, "--socket", socket_path)
 

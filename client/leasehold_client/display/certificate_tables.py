@@ -6,7 +6,7 @@ from typing import Final
 from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate, CertificateState
 
 from leasehold_client.display.tables import Column
-from leasehold_client.messages import age_text, enum_name
+from leasehold_client.messages import age_text, ago_text, enum_name
 
 
 def certificate_columns(blocked: Container[str]) -> Sequence[Column[Certificate]]:
@@ -24,7 +24,7 @@ def certificate_columns(blocked: Container[str]) -> Sequence[Column[Certificate]
         Column("SERIAL", lambda one: one.serial),
         Column("IDENTITY", lambda one: one.identity, shrinks=True),
         Column("STATE", state),
-        Column("EXPIRES", lambda one: age_text(one.expire_time)),
+        Column("EXPIRES", lambda one: ago_text(one.expire_time)),
         Column("CALLS", lambda one: str(one.call_count), drop=2),
         Column("RENEWS", lambda one: one.predecessor or "-", drop=1),
     )
@@ -33,7 +33,7 @@ def certificate_columns(blocked: Container[str]) -> Sequence[Column[Certificate]
 AUTHORITY_COLUMNS: Final[Sequence[Column[Authority]]] = (
     Column("AUTHORITY", lambda one: one.serial),
     Column("SIGNS", lambda one: _signs(one)),
-    Column("EXPIRES", lambda one: age_text(one.expire_time)),
+    Column("EXPIRES", lambda one: ago_text(one.expire_time)),
     Column("VALID", lambda one: str(one.valid_certificate_count), drop=1),
     Column("WAITING FOR", lambda one: _waiting(one), shrinks=True),
 )

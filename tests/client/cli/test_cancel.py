@@ -182,3 +182,20 @@ def test_several_have_one_deadline_and_each_has_its_outcome(
     assert states == {"c-1": "COMMAND_STATE_RUNNING", "c-2": "COMMAND_STATE_CANCELLED"}
     one_of_two = leasehold("cancel", "c-2", "nope", "-o", "json")
     assert [one["command_id"] for one in json.loads(one_of_two.stdout)["commands"]] == ["c-2"]
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_an_outage_tells_which_cancellations_are_stored(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    def cancel(
+        request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext
+    ) -> command_service_pb2.CancelCommandResponse:
+        if request.command_id == "c-2":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return command_service_pb2.CancelCommandResponse(command=command(RUNNING))
+
+    scripted.answers["CancelCommand"] = cancel
+    done = leasehold("cancel", "c-1", "c-2")
+    assert done.code == 3
+    assert "; the cancellation of c-1 is stored" in done.stderr

@@ -111,6 +111,8 @@ def test_the_variable_of_completions_without_words_is_refused(
         ("leasehold restore ", "parked"),
         ("leasehold logs z", "zeta-one"),
         ("leasehold describe worker ", "alpha beta"),
+        ("leasehold describe checkpoint ", ""),
+        ("leasehold get checkpoints z", "zeta-one"),
         ("leasehold get gpus b", "beta/0"),
         ("leasehold remap zeta-one --to alpha/0,alp", "alpha/0,alpha/0 alpha/0,alpha/1"),
         ("leasehold cordon b", "beta beta/0"),

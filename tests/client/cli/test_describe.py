@@ -146,3 +146,6 @@ def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> 
         done = leasehold("describe", *words)
         assert (done.code, done.stdout) == (code, "")
         assert match in done.stderr
+    several = leasehold("describe", "gpu", "alpha/9", "alpha/0")
+    assert (several.code, "no GPU is at 'alpha/9'" in several.stderr) == (2, True)
+    assert "alpha/0" in several.stdout

@@ -4,13 +4,13 @@ import os
 import pwd
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from leasehold.local.v1.local_service_pb2 import ListResponse
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_EXITED, WORKLOAD_STATE_SUSPENDED, WorkloadSpec
 from leasehold_client.cli import install as install_verbs
 from leasehold_client.cli.install import install, uninstall
 from leasehold_client.errors import LeaseholdError
@@ -18,7 +18,12 @@ from leasehold_client.installation import program, steps
 from leasehold_client.installation.program import service_program, unit_template
 from leasehold_client.installation.services import Service, settings_text, unit_text
 from leasehold_client.installation.steps import Step, do_all
-from leasehold_client.local.worker import LocalWorker
+from leasehold_worker.commands.journal_file import JournalFile, keep_workload
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.workloads.workload import Workload
 
 from tests.worker.unix_users import open_to_others
 
@@ -26,6 +31,7 @@ WORKER = Service("worker", "gpus")
 
 JOIN = """
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from leasehold_client.installation import steps
 from leasehold_client.installation.services import Service
@@ -236,14 +242,23 @@ def test_a_purge_after_an_uninstallation_keeps_a_worker_whose_workloads_run(
     first.do()
 
 
-def test_a_purge_keeps_a_worker_with_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suspended process of ``exec`` is in no control group of the unit."""
-    found = ListResponse(workloads=[Workload(name="parked")])
-    monkeypatch.setattr(LocalWorker, "list", lambda worker: found)
-    with pytest.raises(LeaseholdError, match="1 workloads of the worker have not ended, such as parked"):
-        install_verbs._require_no_workloads(tmp_path / "worker.sock")
-    found.ClearField("workloads")
-    install_verbs._require_no_workloads(tmp_path / "worker.sock")
+def test_a_purge_keeps_a_worker_with_workloads(tmp_path: Path) -> None:
+    """Also one that does not run: a suspended process of ``exec`` is in no control group of the unit."""
+    install_verbs._require_no_workloads(tmp_path)
+    file = JournalFile(StateDirectory(tmp_path).journal_path)
+    root = ProcessIdentity(Pid(1), 1)
+    workload = Workload("w-1", "parked", WorkloadSpec(), root, tmp_path, datetime.now(UTC), None)
+    workload.state = WORKLOAD_STATE_SUSPENDED
+    file.commit(keep_workload(workload_record(workload, "boot")))
+    with pytest.raises(LeaseholdError, match="1 workloads of the worker have not ended, such as w-1"):
+        install_verbs._require_no_workloads(tmp_path)
+    workload.state = WORKLOAD_STATE_EXITED
+    file.commit(keep_workload(workload_record(workload, "boot")))
+    install_verbs._require_no_workloads(tmp_path)
+    file.close()
+    StateDirectory(tmp_path).journal_path.write_text("damaged")
+    with pytest.raises(LeaseholdError, match="can't be read, so its workloads are unknown"):
+        install_verbs._require_no_workloads(tmp_path)
 
 
 def test_a_token_that_is_no_text_is_no_traceback() -> None:

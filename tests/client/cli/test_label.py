@@ -40,7 +40,7 @@ def test_labels_are_set_and_removed_and_others_stay(
 ) -> None:
     serve(scripted, KNOWN, refusals=1)
     done = leasehold("label", "workload", "one", "tier=gold=2", "old-", "never-", "empty=")
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.stderr) == (0, "leasehold: one had no label never to remove\n")
     first, second = scripted.asked(UpdateWorkloadRequest)
     assert first == second
     assert dict(second.workload.labels) == {"team": "a", "tier": "gold=2", "empty": ""}

@@ -76,6 +76,14 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         ["cordon", "--reason", "x", "-l", ""],
         ["whoami", "--context", ""],
         ["local", "release", ""],
+        ["local", "leases", "--socket", ""],
+        ["exec", "--socket", "", "--", "true"],
+        ["top", "--coordinator", ""],
+        ["top", "--as", ""],
+        ["web", "--as", ""],
+        ["support-bundle", "--coordinator", "", "--dry-run", "bundle.tar.gz"],
+        ["support-bundle", ""],
+        ["context", "export", "prometheus", ""],
     ],
     ids=" ".join,
 )
@@ -128,3 +136,44 @@ def test_a_usage_error_has_no_code_of_a_program(bare_leasehold: CommandLine, lin
 
 def test_an_option_of_the_program_is_none_of_run(bare_leasehold: CommandLine) -> None:
     assert bare_leasehold("run", "--gpus", "many", "--", "prog", "--attach").code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["stop", "-l", "team=vision", "--selector", "tier=dev", "--yes"],
+        ["stop", "--filter", "a", "--filter", "b"],
+        ["get", "workloads", "-l", "a=b", "-l", "c=d"],
+        ["suspend", "--worker", "alpha", "--worker", "beta"],
+        ["cordon", "--reason", "x", "-l", "a=b", "-l", "c=d"],
+        ["events", "--worker", "alpha", "--worker", "beta"],
+        ["restore", "one", "--to", "alpha/0", "--to", "alpha/1"],
+        ["remap", "one", "--to", "alpha/0", "--to", "alpha/1"],
+        ["run", "--worker", "alpha", "--worker", "beta", "--", "true"],
+        ["run", "--preempt", "one", "--preempt", "two", "--", "true"],
+        ["adopt", "--worker", "alpha", "--worker", "beta", "--pid", "1"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_says_what_a_verb_is_for_is_given_once(
+    bare_leasehold: CommandLine, line: list[str]
+) -> None:
+    """The last one counted alone: `stop -l team=vision -l tier=dev` stopped tier=dev of every team."""
+    done = bare_leasehold(*line)
+    assert (done.code, done.stdout) == (2, "")
+    assert "is given more than once: give it once" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (["exec", "--name", "caf\udce9", "--", "true"], 125),
+        (["run", "--gpu-name", "caf\udce9", "--", "true"], 2),
+    ],
+)
+def test_an_argument_that_is_no_text_is_refused(
+    bare_leasehold: CommandLine, line: list[str], code: int
+) -> None:
+    done = bare_leasehold(*line)
+    assert (done.code, done.stdout) == (code, "")
+    assert "is not valid UTF-8: write text" in done.stderr

@@ -61,7 +61,7 @@ def test_what_would_be_deleted_is_told_and_nothing_is(
     assert done.stdout.splitlines()[-1] == "would free 3.0 GiB on disk"
     refused = leasehold("rm", "checkpoint", "k-2", "--dry-run", "-o", "json")
     assert refused.code == 1
-    assert json.loads(refused.stdout)["freed_bytes"] == 3 * GIB
+    assert json.loads(refused.stdout)["freed_bytes"] == str(3 * GIB)
     assert "(CHECKPOINT_IN_USE)" in refused.stderr
     assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
 

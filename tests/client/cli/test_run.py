@@ -97,13 +97,13 @@ def test_options_override_a_job_file(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(JOB)
-    options = ["--name", "other", "--gpus", "1", "--env", "A=b", "-f", str(file), "--label", "x=y"]
+    options = ["--name", "other", "--gpus", "1", "--env", "A=b", "-f", str(file), "--label", "team=y"]
     assert leasehold("run", *options, "--", "true").code == 0
     [request] = creating.asked(workload_service_pb2.CreateWorkloadRequest)
     assert (request.name, list(request.spec.arguments)) == ("other", ["true"])
     assert request.spec.resources.gpu_count == 1
-    assert dict(request.spec.environment) == {"A": "b"}
-    assert dict(request.labels) == {"x": "y"}
+    assert dict(request.spec.environment) == {"WORD": "from the file", "A": "b"}
+    assert dict(request.labels) == {"team": "y"}
 
 
 @pytest.mark.parametrize(

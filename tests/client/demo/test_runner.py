@@ -79,3 +79,13 @@ def test_what_the_demo_needs_is_checked_first(bare_leasehold: CommandLine, tmp_p
     done = bare_leasehold("demo", "--dir", str(tmp_path / "file/folder"))
     assert done.code == 2
     assert "can't be used" in done.stderr
+
+
+def test_a_folder_of_an_earlier_demo_is_refused(bare_leasehold: CommandLine, tmp_path: Path) -> None:
+    """Its workers were of other simulated GPUs, and would be refused after 30 s."""
+    (tmp_path / "coordinator.sqlite3").touch()
+    done = bare_leasehold("demo", "--dir", str(tmp_path))
+    assert (done.code, done.stdout) == (2, "")
+    assert (
+        "has the fleet of an earlier demonstration, whose GPUs are gone" in done.stderr
+    )

@@ -57,7 +57,7 @@ def _warn_of_unknown_gpus(client: Client, silent: Sequence[str]) -> None:
 
 
 def known_checkpoints(client: Client, workload: str = "", filter_text: str = "") -> list[Checkpoint]:
-    """The known checkpoints. Warns about workers whose checkpoints are unknown, which does not mean none.
+    """The known checkpoints. Warns about those that are unknown, which does not mean that there are none.
 
     Args:
         client: The client.
@@ -69,6 +69,11 @@ def known_checkpoints(client: Client, workload: str = "", filter_text: str = "")
         silent = ", ".join(worker_names(client).get(one, one) for one in listed.unreachable)
         echo_error(
             f"leasehold: warning: these workers did not answer, so their checkpoints are unknown: {silent}"
+        )
+    if listed.truncated:
+        echo_error(
+            f"leasehold: warning: only the newest {len(listed.checkpoints)} checkpoints are listed, and "
+            "older ones are left out: list those of one workload by `leasehold get checkpoints WORKLOAD`"
         )
     return list(listed.checkpoints)
 

@@ -57,6 +57,7 @@ async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) 
     response = ListCheckpointsResponse(unreachable=listed.unreachable)
     found = [one for one in listed.checkpoints if is_own(one.owner) and matches(wanted, one)]
     response.checkpoints.extend(page_within(found, LIST_LIMIT, LIST_LIMIT_BYTES - response.ByteSize()))
+    response.truncated = listed.truncated or len(response.checkpoints) < len(found)
     return response
 
 
@@ -129,12 +130,13 @@ async def _ask_all(fleet: FleetReader, workload_id: str, some: Sequence[KnownWor
     """
     workers = fleet.registry.all() if some is None else some
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
-    found = [one for answer in answers if answer is not None for one in answer]
+    found = [one for answer in answers if answer is not None for one in answer.checkpoints]
     await _set_owners(fleet, found)
     found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
     found.sort(key=lambda one: (one.create_time.seconds, one.create_time.nanos), reverse=True)
     silent = [known.hello.worker_id for known, answer in zip(workers, answers, strict=True) if answer is None]
-    return Listed(tuple(found), tuple(silent))
+    truncated = any(answer.truncated for answer in answers if answer is not None)
+    return Listed(tuple(found), tuple(silent), truncated)
 
 
 async def _set_owners(fleet: FleetReader, checkpoints: list[Checkpoint]) -> None:
@@ -156,7 +158,7 @@ def _with_owner(record: Workload) -> Workload:
     return Workload(workload_id=record.workload_id, owner=record.owner)
 
 
-async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:
+async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> Listed | None:
     try:
         return await _ask(fleet, known.hello.worker_id, workload_id)
     except FleetError as error:
@@ -164,7 +166,7 @@ async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list
         return None
 
 
-async def _ask(fleet: FleetReader, worker_id: str, workload_id: str) -> list[Checkpoint]:
+async def _ask(fleet: FleetReader, worker_id: str, workload_id: str) -> Listed:
     """The newest checkpoints of a worker, read page by page, each once.
 
     Pages may repeat a checkpoint, since a worker may restart between two pages.
@@ -187,9 +189,10 @@ async def _ask(fleet: FleetReader, worker_id: str, workload_id: str) -> list[Che
             found[checkpoint.checkpoint_id] = checkpoint
             last = checkpoint.checkpoint_id
             found_bytes += checkpoint.ByteSize()
+        more = answer.more and bool(answer.checkpoints)
         is_full = len(found) >= LIST_LIMIT or found_bytes >= LIST_LIMIT_BYTES
-        if is_full or not (answer.more and answer.checkpoints):
-            return list(found.values())
+        if is_full or not more:
+            return Listed(tuple(found.values()), truncated=more)
 
 
 def _name(fleet: FleetReader, worker_id: str) -> str:

@@ -17,15 +17,17 @@ WORKLOAD_LISTINGS: Final = 8
 @final
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The answers of several workers. Several callers may share them.
+    """The answer of a worker, or those of several. Several callers may share them.
 
     Attributes:
         checkpoints: Newest first.
         unreachable: Ids of the workers that did not answer. Their checkpoints are unknown.
+        truncated: Whether a worker has more checkpoints than its list may have.
     """
 
     checkpoints: tuple[Checkpoint, ...]
-    unreachable: tuple[str, ...]
+    unreachable: tuple[str, ...] = ()
+    truncated: bool = False
 
 
 @final

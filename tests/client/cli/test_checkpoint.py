@@ -1,7 +1,9 @@
 """Checkpoints on the command line: made, listed and planned."""
 
 import json
+from typing import Any
 
+import grpc
 import pytest
 from leasehold.v1 import (
     checkpoint_pb2,
@@ -82,6 +84,19 @@ def test_workers_that_did_not_answer_are_named(leasehold: CommandLine, scripted:
     assert done.stderr == (
         "leasehold: warning: these workers did not answer, so their checkpoints are unknown: beta, w-3\n"
     )
+
+
+def test_a_list_without_older_ones_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    serve(scripted, MADE[0])
+    whole = scripted.answers["ListCheckpoints"]
+
+    def cut(request: Any, context: grpc.ServicerContext) -> workload_service_pb2.ListCheckpointsResponse:
+        response: workload_service_pb2.ListCheckpointsResponse = whole(request, context)
+        response.truncated = True
+        return response
+
+    scripted.answers["ListCheckpoints"] = cut
+    assert "only the newest 1 checkpoints are listed" in leasehold("get", "checkpoints").stderr
 
 
 def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

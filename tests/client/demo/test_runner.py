@@ -86,6 +86,4 @@ def test_a_folder_of_an_earlier_demo_is_refused(bare_leasehold: CommandLine, tmp
     (tmp_path / "coordinator.sqlite3").touch()
     done = bare_leasehold("demo", "--dir", str(tmp_path))
     assert (done.code, done.stdout) == (2, "")
-    assert (
-        "has the fleet of an earlier demonstration, whose GPUs are gone" in done.stderr
-    )
+    assert "has the fleet of an earlier demonstration, whose GPUs are gone" in done.stderr

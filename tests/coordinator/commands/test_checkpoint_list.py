@@ -142,6 +142,7 @@ def test_long_lists_come_page_by_page(
     second = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1", 1)], more=True), 1)
     third = worker.answer_checkpoints(CheckpointAnswer(more=True), 2)  # it promises more, and has none
     assert ids(asked.result(20)) == ["k-3", "k-2", "k-1"]
+    assert not asked.result().truncated
     assert (second.after_checkpoint_id, third.after_checkpoint_id) == ("k-2", "k-1")
 
 
@@ -167,6 +168,7 @@ def test_more_than_an_answer_holds_is_cut_off(
     found = asked.result(20)
     assert ids(found)[0] == "k-0-0"
     assert 3_000_000 < found.ByteSize() < 2**22
+    assert found.truncated
 
 
 def test_one_worker_and_one_workload_go_by_their_names(

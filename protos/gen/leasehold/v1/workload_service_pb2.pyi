@@ -966,6 +966,11 @@ class ListCheckpointsResponse(_message.Message):
 
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """Whether older checkpoints are left out, since the list or that of a worker would exceed its limits. A filter
+    by worker or workload shows more.
+    """
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:
         """At most 10,000 checkpoints."""
@@ -979,10 +984,11 @@ class ListCheckpointsResponse(_message.Message):
         *,
         checkpoints: _abc.Iterable[_checkpoint_pb2.Checkpoint] | None = ...,
         unreachable: _abc.Iterable[_builtins.str] | None = ...,
+        truncated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "truncated", b"truncated", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,14 +83,14 @@ class Operations:
 
     def stop(self, row: Row | None) -> None:
         """Stops the workload of a row."""
-        self._attempt(lambda: actions.stop(self._client, workload_of(row, "x")))
+        self._attempt(lambda: actions.stop(self._client, self._model, workload_of(row, "x")))
 
     def cancel_command(self, row: Row | None) -> None:
         """Cancels the command of a row, or the open command about its workload."""
 
         def make() -> Action:
             command = open_command(row, self._model)
-            return actions.cancel(self._client, command, command_about(self._model, command))
+            return actions.cancel(self._client, self._model, command, command_about(self._model, command))
 
         self._attempt(make)
 

@@ -19,7 +19,7 @@ from leasehold.v1 import (
 )
 from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
-from leasehold_client.top import fleet_feed
+from leasehold_client.top import dialogs, fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
 from leasehold_client.top.summary_text import counts_text
@@ -162,6 +162,55 @@ def test_a_refused_call_shows_its_message_and_reason(fleet: ScriptedFleet) -> No
         await page.shows("one is busy: wait for c-1 (WORKLOAD_BUSY)", "Esc close")
         await page.press("escape")
         await page.shows("order: name")
+
+    play(fleet, steps)
+
+
+def test_an_effect_that_changes_is_shown_before_it_is_confirmed(
+    fleet: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialogs, "EFFECT_S", 3600.0)
+    fleet.scripted.answers["StopWorkload"] = lambda request, context: (
+        workload_service_pb2.StopWorkloadResponse(command=command("c-9", phase="terminate"))
+    )
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "x")
+        await page.shows("one is RUNNING. It gets SIGTERM, and SIGKILL after 10 s.", "y stop")
+        fleet.tell(parked("one"))
+        await page.until(lambda: page.app.model.workloads.values["id-of-one"] == parked("one"))
+        await page.press("y")
+        await page.shows("one is SUSPENDED. Its processes are killed at once", "y stop")
+        assert not fleet.scripted.asked(workload_service_pb2.StopWorkloadRequest)
+        await page.press("y")
+        await page.shows("Commands: 1 open")
+        [asked] = fleet.scripted.asked(workload_service_pb2.StopWorkloadRequest)
+        assert asked.workload == "id-of-one"
+
+    play(fleet, steps)
+
+
+def test_an_effect_stays_current_until_there_is_nothing_to_do(fleet: ScriptedFleet) -> None:
+    fleet.commands = [command("c-1", "id-of-two", state=command_pb2.COMMAND_STATE_PENDING)]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "x")
+        await page.shows("one is RUNNING. It gets SIGTERM")
+        fleet.tell(workload("one", state=workload_pb2.WORKLOAD_STATE_WEDGED))
+        await page.shows("one is WEDGED. Its processes are killed at once.")
+        fleet.tell(workload("one", state=workload_pb2.WORKLOAD_STATE_EXITED))
+        await page.shows("one has ended: there is nothing to stop", "Esc close")
+        assert "y stop" not in page.text()
+        await page.press("y", "escape", "tab", "k")
+        await page.shows("The suspend of two was not sent to its worker: it ends at once.")
+        fleet.tell(command("c-1", "id-of-two"))
+        await page.shows("The suspend of two is rolled back.")
+        fleet.tell(command("c-1", "id-of-two", state=command_pb2.COMMAND_STATE_SUCCEEDED))
+        await page.shows("the suspend of two has ended: there is nothing to cancel", "Esc close")
+        await page.press("y", "escape")
+        await page.shows("order: name")
+        for request in (workload_service_pb2.StopWorkloadRequest, command_service_pb2.CancelCommandRequest):
+            assert not fleet.scripted.asked(request)
 
     play(fleet, steps)
 

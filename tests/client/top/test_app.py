@@ -340,6 +340,22 @@ def test_a_second_enter_closes_no_other_screen(fleet: ScriptedFleet) -> None:
     play(fleet, steps)
 
 
+def test_keys_act_on_the_list_that_has_the_focus(fleet: ScriptedFleet) -> None:
+    fleet.commands = [command("c-1", "id-of-two")]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "tab")
+        for key in ("s", "r", "x", "m"):
+            await page.press(key)
+            await page.shows(f"parked workload, and press {key} again")
+        await page.press("c")
+        await page.shows("choose a host or a GPU, and press c again")
+        await page.press("tab", "x")
+        await page.shows("stop one", "one is RUNNING", "y stop")
+
+    play(fleet, steps)
+
+
 @pytest.mark.long
 def test_a_command_is_cancelled_from_its_row_and_from_its_workload(fleet: ScriptedFleet) -> None:
     fleet.commands = [command("c-1")]

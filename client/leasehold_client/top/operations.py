@@ -22,7 +22,13 @@ from leasehold_client.top.dialogs import ConfirmDialog, ReasonDialog
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.row_text import progress_text
 from leasehold_client.top.rows import Row, SlotRow, command_about
-from leasehold_client.top.selection import cordon_target, departure_of, open_command, workload_of
+from leasehold_client.top.selection import (
+    cordon_target,
+    departure_of,
+    has_own_cordon,
+    open_command,
+    workload_of,
+)
 
 
 @final
@@ -129,8 +135,8 @@ class Operations:
         except UsageError as error:
             self._tell(error.message)
             return
-        if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
-            worker = self._model.workers.values.get(target.worker_id)
+        worker = self._model.workers.values.get(target.worker_id)
+        if has_own_cordon(target, worker):
             is_cordoned = worker is not None and worker.HasField("cordon")
             self._attempt(lambda: actions.uncordon(self._client, target, is_worker_cordoned=is_cordoned))
         elif self._may("cordon", actions.OPERATOR):

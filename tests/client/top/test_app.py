@@ -17,7 +17,7 @@ from leasehold.v1 import (
     workload_pb2,
     workload_service_pb2,
 )
-from leasehold.v1.lease_pb2 import Cordon
+from leasehold.v1.lease_pb2 import SLOT_STATE_CORDONED, Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import dialogs, fleet_feed
 from leasehold_client.top.key_help import HELP
@@ -30,6 +30,7 @@ from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
 from .scripted_fleet import (
     LEASED,
+    NOW,
     Page,
     ScriptedFleet,
     command,
@@ -321,6 +322,23 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
         await page.shows("cordoned: fan")
         await page.press("down", "c")
         await page.shows("alpha/0 loses its own cordon. Its worker stays cordoned")
+
+    play(fleet, steps, width=120)
+
+
+def test_a_free_gpu_of_a_cordoned_host_has_no_cordon_of_its_own(fleet: ScriptedFleet) -> None:
+    hosts = Cordon(reason="fan", cordoned_by="eve@here", cordon_time=NOW)
+    fleet.fleet = [
+        worker("alpha", cordon=hosts),
+        gpu(0, SLOT_STATE_CORDONED, cordon=hosts),  # as the coordinator shows a free one
+        gpu(1, SLOT_STATE_CORDONED, cordon=Cordon(reason="Xid", cordoned_by="eve@here", cordon_time=NOW)),
+    ]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "c")
+        await page.shows("cordon alpha/0", "Enter continue")
+        await page.press("escape", "down", "c")
+        await page.shows("alpha/1 loses its own cordon. Its worker stays cordoned")
 
     play(fleet, steps, width=120)
 

@@ -16,7 +16,9 @@ from leasehold_client.aio.client import AsyncClient
 from leasehold_client.arguments.gpu_names import gpu_place
 from leasehold_client.arguments.moves import check_host, check_hosts
 from leasehold_client.errors import UsageError
-from leasehold_client.messages import PARKED, operation_name, workload_state
+from leasehold_client.messages import operation_name
+from leasehold_client.top.effects import cancel_effect, stop_effect
+from leasehold_client.top.fleet_model import FleetModel
 
 USER: Final = access_service_pb2.ROLE_USER
 OPERATOR: Final = access_service_pb2.ROLE_OPERATOR
@@ -32,7 +34,8 @@ class Action:
         role: The weakest role that permits the operation.
         execute: Creates the command.
         plan: Asks for the plan. None: the operation has none.
-        effect: The effect, for people. Empty: the plan tells it.
+        effect: Tells the effect in the present state of the fleet, for people. Raises UsageError if there is
+            nothing left to do. None: the plan tells the effect.
     """
 
     verb: str
@@ -40,7 +43,7 @@ class Action:
     role: Role.ValueType
     execute: Callable[[], Awaitable[Command]]
     plan: Callable[[], Awaitable[Plan]] | None = None
-    effect: str = ""
+    effect: Callable[[], str] | None = None
 
 
 def suspend(client: AsyncClient, workload: Workload) -> Action:
@@ -117,15 +120,10 @@ def move(
     )
 
 
-def stop(client: AsyncClient, workload: Workload) -> Action:
+def stop(client: AsyncClient, model: FleetModel, workload: Workload) -> Action:
     """Stops a workload."""
-    what = f"{workload.name} is {workload_state(workload)}."
-    effect = (
-        f"{what} Its processes are killed at once, and its parked state is lost."
-        if workload.status.state in PARKED
-        else f"{what} It gets SIGTERM, and SIGKILL after 10 s. State that it has not saved is lost."
-    )
-    return Action("stop", workload.name, USER, partial(client.stop, workload.workload_id), effect=effect)
+    execute = partial(client.stop, workload.workload_id)
+    return Action("stop", workload.name, USER, execute, effect=partial(stop_effect, model, workload))
 
 
 def cordon(client: AsyncClient, target: Worker | FleetGpu, reason: str, cordoned_by: str) -> Action:
@@ -133,7 +131,7 @@ def cordon(client: AsyncClient, target: Worker | FleetGpu, reason: str, cordoned
     about, uuids = _target(target)
     execute = partial(client.cordon, target.worker_id, uuids, reason=reason, cordoned_by=cordoned_by)
     effect = f"{about} accepts no new work: {reason}. Leases stay."
-    return Action("cordon", about, OPERATOR, execute, effect=effect)
+    return Action("cordon", about, OPERATOR, execute, effect=lambda: effect)
 
 
 def uncordon(client: AsyncClient, target: Worker | FleetGpu, *, is_worker_cordoned: bool) -> Action:
@@ -144,20 +142,18 @@ def uncordon(client: AsyncClient, target: Worker | FleetGpu, *, is_worker_cordon
         effect += " GPUs with a cordon of their own stay cordoned."
     elif is_worker_cordoned:
         effect = f"{about} loses its own cordon. Its worker stays cordoned, so the GPU accepts no work yet."
-    return Action(
-        "uncordon", about, OPERATOR, partial(client.uncordon, target.worker_id, uuids), effect=effect
-    )
+    execute = partial(client.uncordon, target.worker_id, uuids)
+    return Action("uncordon", about, OPERATOR, execute, effect=lambda: effect)
 
 
-def cancel(client: AsyncClient, command: Command, about: str) -> Action:
+def cancel(client: AsyncClient, model: FleetModel, command: Command, about: str) -> Action:
     """Cancels a command that has not ended."""
-    what = f"The {operation_name(command)} of {about}"
     return Action(
         "cancel",
         f"{operation_name(command)} of {about}",
         USER,
         partial(client.cancel, command.command_id),
-        effect=f"{what} is rolled back. If it is past its point of no return, it is finished instead.",
+        effect=partial(cancel_effect, model, command, about),
     )
 
 

@@ -318,28 +318,31 @@ class TopApp(App[None]):
 
     # Operations
 
+    @property
+    def _selected(self) -> Row | None:
+        """The selected row of the list that has the focus."""
+        return self._commands.selected if self._commands.has_focus else self._fleet.selected
+
     def action_suspend(self) -> None:
         """Suspends the workload of the row."""
-        self._operations.suspend(self._fleet.selected)
+        self._operations.suspend(self._selected)
 
     def action_restore(self) -> None:
         """Restores the parked workload of the row."""
-        self._operations.restore(self._fleet.selected)
+        self._operations.restore(self._selected)
 
     def action_stop(self) -> None:
         """Stops the workload of the row."""
-        self._operations.stop(self._fleet.selected)
+        self._operations.stop(self._selected)
 
     def action_cancel_command(self) -> None:
         """Cancels the command of the row, or the open command about its workload."""
-        self._operations.cancel_command(
-            self._commands.selected if self._commands.has_focus else self._fleet.selected
-        )
+        self._operations.cancel_command(self._selected)
 
     def action_move(self) -> None:
         """Begins a move. The next Enter chooses the target."""
-        self._operations.begin_move(self._fleet.selected)
+        self._operations.begin_move(self._selected)
 
     def action_cordon(self) -> None:
         """Cordons or uncordons the host or the GPU of the row."""
-        self._operations.cordon(self._fleet.selected)
+        self._operations.cordon(self._selected)

@@ -28,7 +28,8 @@ from leasehold_client.messages import (
     reason_name,
     workload_state,
 )
-from leasehold_client.top.row_text import parked_age, phase_text, tier_text
+from leasehold_client.top.parked_sizes import parked_size_text
+from leasehold_client.top.row_text import parked_age, phase_text
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 
 
@@ -93,7 +94,7 @@ def _host_lines(row: HostRow, now_s: float) -> list[str]:
             ("state", state),
             ("cordon", cordon_text(worker.cordon) if worker.HasField("cordon") else ""),
             ("GPUs", counts),
-            ("parked", ", ".join(f"{one.name} {tier_text(one)}" for one in row.parked)),
+            ("parked", ", ".join(f"{one.name} {parked_size_text(one)}" for one in row.parked)),
             ("waiting", f"{worker.pending_claimers} claims" if worker.pending_claimers else ""),
             *_machine_facts(worker),
             ("driver", worker.driver_version or "?"),
@@ -147,7 +148,7 @@ def _workload_lines(workload: Workload, places: Mapping[str, str], now_s: float)
     error = ""
     if status.HasField("error"):
         error = f"{with_places(status.error.message, places)} ({reason_name(status.error.reason)})"
-    parked = f"{tier_text(workload)}, for {parked_age(workload, now_s)}"
+    parked = f"{parked_size_text(workload)}, for {parked_age(workload, now_s)}"
     policy = policy_text(spec.eviction) if spec.HasField("eviction") else "default"
     kernel = status.kernel
     lines = _facts(

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 from leasehold_client.arguments.gpu_names import with_places
 from leasehold_client.display.plan_view import plan_lines
 from leasehold_client.display.terminal_text import one_line, safe_text
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.messages import reason_name
 from leasehold_client.top.actions import Action
 from leasehold_client.top.fleet_model import FleetModel
@@ -24,6 +24,9 @@ REASON_LIMIT: Final = 256
 
 FRAME_HEIGHT: Final = 6
 """Lines of a dialog and around it that its text can't have."""
+
+EFFECT_S: Final = 0.1
+"""Time between two updates of an effect."""
 
 _SCROLLING: Final[list[BindingType]] = [
     Binding("up", "scroll(-1)", show=False),
@@ -54,9 +57,10 @@ class _TextScreen(ModalScreen[Command | None]):
         body.styles.max_height = max(1, self.size.height - FRAME_HEIGHT)
 
     def write(self, lines: Sequence[str], keys: str) -> None:
-        """Replaces the text and the line with the keys."""
-        self.query_one(".dialog-text", Static).update(safe_text("\n".join(lines)))
-        self.query_one(".dialog-keys", Static).update(keys)
+        """Replaces the text and the line with the keys, unless textual has removed them at the end."""
+        for place, text in ((".dialog-text", safe_text("\n".join(lines))), (".dialog-keys", keys)):
+            for part in self.query(place).results(Static):
+                part.update(text)
 
     def action_scroll(self, lines: int) -> None:
         """Scrolls the text."""
@@ -110,16 +114,34 @@ class ConfirmDialog(_TextScreen):
         super().__init__(f"{action.verb} {action.about}")
         self._action = action
         self._model = model
+        self._effect = ""
         self._may_confirm = False
         self._is_asking = False
 
     def on_mount(self) -> None:
-        """Asks for the plan."""
+        """Shows the effect, which stays current, or asks for the plan."""
         if self._action.plan is None:
-            self._offer([self._action.effect])
+            self._may_confirm = True
+            self._update_effect()
+            self.set_interval(EFFECT_S, self._update_effect)
         else:
             self.write(["asking the worker for the plan …"], "Esc close")
             self.run_worker(self._show_plan(), exit_on_error=True)
+
+    def _update_effect(self) -> bool:
+        """Shows the present effect of an operation that has no plan. Returns whether it has changed."""
+        if self._action.effect is None or not self._may_confirm:
+            return False
+        try:
+            effect = self._action.effect()
+        except UsageError as error:
+            self._may_confirm = False
+            self._refuse(error)
+            return True
+        is_new, self._effect = effect != self._effect, effect
+        if is_new:
+            self._offer([effect])
+        return is_new
 
     async def _show_plan(self) -> None:
         assert self._action.plan is not None  # noqa: S101 - on_mount checks it
@@ -157,8 +179,8 @@ class ConfirmDialog(_TextScreen):
         self.write([f"{message}{reason}"], "Esc close")
 
     def action_confirm(self) -> None:
-        """Creates the command, once."""
-        if self._may_confirm:
+        """Creates the command, once. If the effect has changed, shows the new one instead, and asks again."""
+        if self._may_confirm and not self._update_effect():
             self._may_confirm = False
             self._is_asking = True
             self.write(["asking the coordinator …"], "please wait")

@@ -22,7 +22,13 @@ from leasehold_client.top.dialogs import ConfirmDialog, ReasonDialog
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.row_text import progress_text
 from leasehold_client.top.rows import Row, SlotRow, command_about
-from leasehold_client.top.selection import cordon_target, departure_of, open_command, workload_of
+from leasehold_client.top.selection import (
+    cordon_target,
+    departure_of,
+    has_own_cordon,
+    open_command,
+    workload_of,
+)
 
 
 @final
@@ -83,14 +89,14 @@ class Operations:
 
     def stop(self, row: Row | None) -> None:
         """Stops the workload of a row."""
-        self._attempt(lambda: actions.stop(self._client, workload_of(row, "x")))
+        self._attempt(lambda: actions.stop(self._client, self._model, workload_of(row, "x")))
 
     def cancel_command(self, row: Row | None) -> None:
         """Cancels the command of a row, or the open command about its workload."""
 
         def make() -> Action:
             command = open_command(row, self._model)
-            return actions.cancel(self._client, command, command_about(self._model, command))
+            return actions.cancel(self._client, self._model, command, command_about(self._model, command))
 
         self._attempt(make)
 
@@ -129,8 +135,8 @@ class Operations:
         except UsageError as error:
             self._tell(error.message)
             return
-        if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
-            worker = self._model.workers.values.get(target.worker_id)
+        worker = self._model.workers.values.get(target.worker_id)
+        if has_own_cordon(target, worker):
             is_cordoned = worker is not None and worker.HasField("cordon")
             self._attempt(lambda: actions.uncordon(self._client, target, is_worker_cordoned=is_cordoned))
         elif self._may("cordon", actions.OPERATOR):

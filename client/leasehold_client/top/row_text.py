@@ -26,7 +26,16 @@ from leasehold_client.messages import (
     span_text,
     workload_state,
 )
-from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
+from leasehold_client.top.parked_sizes import parked_size, parked_size_text
+from leasehold_client.top.rows import (
+    ClaimsRow,
+    CommandRow,
+    HostRow,
+    Row,
+    SlotRow,
+    WorkloadRow,
+    waiting_claims,
+)
 
 LONG_NAMES: Final = 120
 """Width in columns from which names have more room."""
@@ -131,8 +140,8 @@ def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:
     facts = [free]
     if row.parked:
         facts.append(parked_text(row.parked))
-    if worker.pending_claimers:
-        facts.append(f"{worker.pending_claimers} waiting")
+    if waiting := waiting_claims(worker):
+        facts.append(f"{waiting} waiting")
     if not is_connected:
         facts.append(f"seen {ago_text(worker.last_seen_time, now_s)}")
     if worker.HasField("cordon"):
@@ -229,7 +238,7 @@ def _workload_pieces(workload: Workload, now_s: float, width: int) -> list[Piece
         Piece(f"P {word}" if is_parked else f"- {word}", 15, _workload_style(workload)),
         Piece(workload.name, _name_width(width)),
         Piece(" ", 1),
-        Piece(tier_text(workload) if is_parked else "holds no GPU", 25),
+        Piece(parked_size_text(workload) if is_parked else "holds no GPU", 25),
         Piece(age, 10),
     ]
     state = workload_state(workload)
@@ -244,23 +253,13 @@ def parked_age(workload: Workload, now_s: float) -> str:
     return age_text(workload.status.park_time, now_s) if workload.status.HasField("park_time") else "?"
 
 
-def tier_text(workload: Workload) -> str:
-    """The bytes of a parked workload with their tiers."""
-    status = workload.status
-    parts = [f"{size_text(status.parked_bytes)} in host memory"] if status.HasField("parked_bytes") else []
-    parts += [f"{size_text(status.disk_bytes)} on disk"] if status.HasField("disk_bytes") else []
-    return ", ".join(parts) or "size unknown"
-
-
 def parked_text(parked: Sequence[Workload]) -> str:
     """The number of parked workloads with the sum of their bytes. Those of others have unknown sizes."""
-    statuses = [one.status for one in parked]
-    known = [one for one in statuses if one.HasField("parked_bytes") or one.HasField("disk_bytes")]
+    known = [size for one in parked if (size := parked_size(one).size) is not None]
     count, unknown = f"{len(parked)} parked", len(parked) - len(known)
     if not known:
         return f"{count}, size unknown"
-    total = size_text(sum(one.parked_bytes + one.disk_bytes for one in known))
-    return f"{count}, {total}" + (f" and {unknown} of unknown size" if unknown else "")
+    return f"{count}, {size_text(sum(known))}" + (f" and {unknown} of unknown size" if unknown else "")
 
 
 def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:

@@ -12,6 +12,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.messages import PARKED, enum_name
 from leasehold_client.top.fleet_model import FleetModel, workload_ids
+from leasehold_client.top.parked_sizes import parked_size
 from leasehold_client.top.plain_filter import contains_words
 
 OPEN_HOSTS_LIMIT: Final = 64
@@ -126,12 +127,25 @@ class View:
     toggled: frozenset[str] = frozenset()
 
 
+def is_reached(worker: Worker) -> bool:
+    """Whether a worker is in contact. The free GPUs and claims of others are only last known ones."""
+    return worker.state == worker_pb2.WORKER_STATE_CONNECTED
+
+
+def waiting_claims(worker: Worker) -> int:
+    """The number of claims that wait for GPUs of a host. 0: none, or the host is out of contact."""
+    return worker.pending_claimers if is_reached(worker) else 0
+
+
 def _free_gpus(row: HostRow) -> int:
+    """The number of free GPUs of a host. 0: none, or the host is out of contact."""
+    if not is_reached(row.worker):
+        return 0
     return sum(one.lease.state == lease_pb2.SLOT_STATE_FREE for one in row.gpus)
 
 
 def _parked_bytes(row: HostRow) -> int:
-    return sum(one.status.parked_bytes + one.status.disk_bytes for one in row.parked)
+    return sum(parked_size(one).size or 0 for one in row.parked)
 
 
 def _name(row: HostRow) -> str:
@@ -142,11 +156,8 @@ ORDERS: Final[dict[str, Callable[[HostRow], Any]]] = {
     "name": _name,
     "most free GPUs": lambda row: (-_free_gpus(row), _name(row)),
     "most parked bytes": lambda row: (-_parked_bytes(row), _name(row)),
-    "most waiting claims": lambda row: (-row.worker.pending_claimers, _name(row)),
-    "out of contact first": lambda row: (
-        row.worker.state == worker_pb2.WORKER_STATE_CONNECTED,
-        _name(row),
-    ),
+    "most waiting claims": lambda row: (-waiting_claims(row.worker), _name(row)),
+    "out of contact first": lambda row: (is_reached(row.worker), _name(row)),
 }
 """Orders of hosts: their names, and their keys of a sort."""
 
@@ -230,7 +241,7 @@ def _selected(model: FleetModel, host: HostRow, holders: dict[str, Workload], vi
         return None
     if not host.is_open:
         return []
-    claims = [ClaimsRow(host.worker)] if host.worker.pending_claimers else []
+    claims = [ClaimsRow(host.worker)] if waiting_claims(host.worker) else []
     return [*slots, *others, *claims]
 
 

@@ -57,6 +57,21 @@ def cordon_target(row: Row | None) -> Worker | FleetGpu:
             raise UsageError("choose a host or a GPU, and press c again")
 
 
+def has_own_cordon(target: Worker | FleetGpu, worker: Worker | None) -> bool:
+    """Whether a worker or a GPU is itself cordoned.
+
+    The coordinator gives a free GPU of a cordoned worker the worker's cordon, unless the GPU has its own.
+
+    Args:
+        target: The worker or GPU.
+        worker: The worker of the GPU. None: not known.
+    """
+    if isinstance(target, Worker):
+        return target.HasField("cordon")
+    is_inherited = worker is not None and target.lease.cordon == worker.cordon
+    return target.lease.HasField("cordon") and not is_inherited
+
+
 def open_command(row: Row | None, model: FleetModel) -> Command:
     """The command of a row, or the oldest open command about its workload.
 

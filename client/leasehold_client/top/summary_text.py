@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from leasehold.v1 import lease_pb2, worker_pb2
+from leasehold.v1 import lease_pb2
 
 from leasehold_client.messages import PARKED, enum_name, span_text
 from leasehold_client.top.contact import Contact
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.row_text import parked_text
+from leasehold_client.top.rows import is_reached, waiting_claims
 
 
 def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> tuple[str, str]:
@@ -37,7 +38,7 @@ def counts_text(model: FleetModel) -> str:
     claims are not counted. A GPU of an unknown host has no state, and is not out of contact either.
     """
     workers = model.workers.values.values()
-    reached = {one.worker_id for one in workers if one.state == worker_pb2.WORKER_STATE_CONNECTED}
+    reached = {one.worker_id for one in workers if is_reached(one)}
     away = {one.worker_id for one in workers} - reached
     gpus = model.gpus.values.values()
     states = Counter(one.lease.state for one in gpus if one.worker_id in reached)
@@ -48,7 +49,7 @@ def counts_text(model: FleetModel) -> str:
     if lost := sum(one.worker_id in away for one in gpus):
         names.append(f"{lost} out of contact")
     parked = [one for one in model.workloads.values.values() if one.status.state in PARKED]
-    waiting = sum(one.pending_claimers for one in workers if one.worker_id in reached)
+    waiting = sum(map(waiting_claims, workers))
     parts = [
         f"{_counted(len(workers), 'host')}{f', {len(away)} out of contact' if away else ''}",
         f"{_counted(len(gpus), 'GPU')}{': ' if names else ''}{', '.join(names)}",

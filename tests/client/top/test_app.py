@@ -17,9 +17,9 @@ from leasehold.v1 import (
     workload_pb2,
     workload_service_pb2,
 )
-from leasehold.v1.lease_pb2 import Cordon
+from leasehold.v1.lease_pb2 import SLOT_STATE_CORDONED, Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
-from leasehold_client.top import fleet_feed
+from leasehold_client.top import dialogs, fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
 from leasehold_client.top.summary_text import counts_text
@@ -30,6 +30,7 @@ from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
 from .scripted_fleet import (
     LEASED,
+    NOW,
     Page,
     ScriptedFleet,
     command,
@@ -166,6 +167,55 @@ def test_a_refused_call_shows_its_message_and_reason(fleet: ScriptedFleet) -> No
     play(fleet, steps)
 
 
+def test_an_effect_that_changes_is_shown_before_it_is_confirmed(
+    fleet: ScriptedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialogs, "EFFECT_S", 3600.0)
+    fleet.scripted.answers["StopWorkload"] = lambda request, context: (
+        workload_service_pb2.StopWorkloadResponse(command=command("c-9", phase="terminate"))
+    )
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "x")
+        await page.shows("one is RUNNING. It gets SIGTERM, and SIGKILL after 10 s.", "y stop")
+        fleet.tell(parked("one"))
+        await page.until(lambda: page.app.model.workloads.values["id-of-one"] == parked("one"))
+        await page.press("y")
+        await page.shows("one is SUSPENDED. Its processes are killed at once", "y stop")
+        assert not fleet.scripted.asked(workload_service_pb2.StopWorkloadRequest)
+        await page.press("y")
+        await page.shows("Commands: 1 open")
+        [asked] = fleet.scripted.asked(workload_service_pb2.StopWorkloadRequest)
+        assert asked.workload == "id-of-one"
+
+    play(fleet, steps)
+
+
+def test_an_effect_stays_current_until_there_is_nothing_to_do(fleet: ScriptedFleet) -> None:
+    fleet.commands = [command("c-1", "id-of-two", state=command_pb2.COMMAND_STATE_PENDING)]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "x")
+        await page.shows("one is RUNNING. It gets SIGTERM")
+        fleet.tell(workload("one", state=workload_pb2.WORKLOAD_STATE_WEDGED))
+        await page.shows("one is WEDGED. Its processes are killed at once.")
+        fleet.tell(workload("one", state=workload_pb2.WORKLOAD_STATE_EXITED))
+        await page.shows("one has ended: there is nothing to stop", "Esc close")
+        assert "y stop" not in page.text()
+        await page.press("y", "escape", "tab", "k")
+        await page.shows("The suspend of two was not sent to its worker: it ends at once.")
+        fleet.tell(command("c-1", "id-of-two"))
+        await page.shows("The suspend of two is rolled back.")
+        fleet.tell(command("c-1", "id-of-two", state=command_pb2.COMMAND_STATE_SUCCEEDED))
+        await page.shows("the suspend of two has ended: there is nothing to cancel", "Esc close")
+        await page.press("y", "escape")
+        await page.shows("order: name")
+        for request in (workload_service_pb2.StopWorkloadRequest, command_service_pb2.CancelCommandRequest):
+            assert not fleet.scripted.asked(request)
+
+    play(fleet, steps)
+
+
 def test_a_parked_workload_is_restored(fleet: ScriptedFleet) -> None:
     fleet.scripted.answers["RestoreWorkload"] = lambda request, context: (
         workload_service_pb2.RestoreWorkloadResponse(command=command("c-2", "id-of-two"))
@@ -276,6 +326,23 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
     play(fleet, steps, width=120)
 
 
+def test_a_free_gpu_of_a_cordoned_host_has_no_cordon_of_its_own(fleet: ScriptedFleet) -> None:
+    hosts = Cordon(reason="fan", cordoned_by="eve@here", cordon_time=NOW)
+    fleet.fleet = [
+        worker("alpha", cordon=hosts),
+        gpu(0, SLOT_STATE_CORDONED, cordon=hosts),  # as the coordinator shows a free one
+        gpu(1, SLOT_STATE_CORDONED, cordon=Cordon(reason="Xid", cordoned_by="eve@here", cordon_time=NOW)),
+    ]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "c")
+        await page.shows("cordon alpha/0", "Enter continue")
+        await page.press("escape", "down", "c")
+        await page.shows("alpha/1 loses its own cordon. Its worker stays cordoned")
+
+    play(fleet, steps, width=120)
+
+
 def test_a_second_enter_closes_no_other_screen(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         await page.press("c")
@@ -287,6 +354,22 @@ def test_a_second_enter_closes_no_other_screen(fleet: ScriptedFleet) -> None:
         await page.shows("worker alpha accepts no new work: fan. Leases stay.")
         await page.press("escape")
         await page.until(lambda: len(page.app.screen_stack) == 1)
+
+    play(fleet, steps)
+
+
+def test_keys_act_on_the_list_that_has_the_focus(fleet: ScriptedFleet) -> None:
+    fleet.commands = [command("c-1", "id-of-two")]
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "tab")
+        for key in ("s", "r", "x", "m"):
+            await page.press(key)
+            await page.shows(f"parked workload, and press {key} again")
+        await page.press("c")
+        await page.shows("choose a host or a GPU, and press c again")
+        await page.press("tab", "x")
+        await page.shows("stop one", "one is RUNNING", "y stop")
 
     play(fleet, steps)
 

@@ -1,9 +1,13 @@
 """Rows as text: every state has a letter and a word, and unknown is not zero."""
 
+from typing import Any
+
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.gpu_pb2 import GpuSample
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_STOPPED as STOPPED
+from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold_client.top.details import detail_lines
 from leasehold_client.top.fleet_model import FleetModel
@@ -75,6 +79,8 @@ def test_hosts_out_of_contact_say_since_when() -> None:
     lost = worker(state=worker_pb2.WORKER_STATE_LOST)
     assert "LOST" in line(HostRow(lost, [], [], is_open=True))
     assert "seen 2m ago" in line(HostRow(lost, [], [], is_open=True))
+    lost.pending_claimers = 1
+    assert "waiting" not in line(HostRow(lost, [], [], is_open=True))
     lost.ClearField("gpu_count")
     assert "GPUs: ?" in line(HostRow(lost, [], [], is_open=True))
 
@@ -86,6 +92,29 @@ def test_parked_workloads_have_bytes_tier_and_age() -> None:
     assert "1.0 GiB on disk" in line(WorkloadRow(on_disk))
     unknown = workload("x", state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
     assert "size unknown" in line(WorkloadRow(unknown))
+
+
+def sleeping(strategy: eviction_pb2.WeightStrategy.ValueType, **status: Any) -> Workload:
+    by = eviction_pb2.EvictionPolicy(weight_strategy=strategy)
+    return workload("x", state=workload_pb2.WORKLOAD_STATE_SLEEPING, parked_by=by, park_time=NOW, **status)
+
+
+@pytest.mark.parametrize(
+    ("parked_one", "own", "in_sum"),
+    [
+        (sleeping(eviction_pb2.WEIGHT_STRATEGY_DISCARD, parked_bytes=3), "weights discarded ", "0 B"),
+        (sleeping(eviction_pb2.WEIGHT_STRATEGY_OFFLOAD, parked_bytes=3), "3 B in host memory", "3 B"),
+        (sleeping(eviction_pb2.WEIGHT_STRATEGY_RETAIN), "size unknown", "size unknown"),
+        (workload("x", state=STOPPED, park_time=NOW, parked_bytes=3), "0 B on disk", "0 B"),
+        (workload("x", state=STOPPED, park_time=NOW, checkpoint_id="c", disk_bytes=3), "3 B on disk", "3 B"),
+        (workload("x", state=STOPPED, park_time=NOW, checkpoint_id="c"), "size unknown", "size unknown"),
+        (workload("x", state=STOPPED), "size unknown", "size unknown"),  # as the coordinator hides others'
+    ],
+)
+def test_sizes_are_those_of_the_page(parked_one: Workload, own: str, in_sum: str) -> None:
+    assert own in line(WorkloadRow(parked_one))
+    assert f"1 parked, {in_sum}, no driver" in line(HostRow(worker(), [], [parked_one], is_open=True))
+    assert f"{own.strip()}, for " in details(WorkloadRow(parked_one))
 
 
 def test_an_unknown_size_is_not_zero_in_a_sum() -> None:

@@ -83,6 +83,15 @@ def test_orders(model: FleetModel, order: str, first: str) -> None:
     assert order in ORDERS
 
 
+@pytest.mark.parametrize("order", ["most free GPUs", "most waiting claims"])
+def test_last_known_numbers_of_a_host_out_of_contact_rank_it_nowhere(order: str) -> None:
+    lost = worker("alpha", state=worker_pb2.WORKER_STATE_LOST, pending_claimers=9)
+    gpus = [gpu(0), gpu(1), gpu(0, worker="beta")]
+    model = model_of([lost, worker("beta", pending_claimers=1), *gpus])
+    assert keys(model, View(order=order))[0] == "host w-beta"
+    assert "claims w-alpha" not in keys(model, View())
+
+
 @pytest.mark.parametrize(
     ("words", "left"),
     [

@@ -1,0 +1,89 @@
+"""The effect of a stop or a cancellation in the present state, with the cases of the web page. Pure."""
+
+from typing import Final
+
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
+
+from leasehold_client.aio.command_watch import has_ended
+from leasehold_client.errors import UsageError
+from leasehold_client.messages import PARKED, operation_name, workload_state
+from leasehold_client.top.fleet_model import FleetModel
+
+_BUSY: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_PENDING,
+        workload_pb2.WORKLOAD_STATE_SUSPENDING,
+        workload_pb2.WORKLOAD_STATE_RESTORING,
+        workload_pb2.WORKLOAD_STATE_REMAPPING,
+        workload_pb2.WORKLOAD_STATE_STOPPING,
+    }
+)
+
+
+def stop_effect(model: FleetModel, workload: Workload) -> str:
+    """What a stop does to a workload in its present state.
+
+    Args:
+        model: The fleet, with the present state.
+        workload: An earlier state of the workload.
+
+    Raises:
+        UsageError: The workload has ended.
+    """
+    present = model.workloads.values.get(workload.workload_id)
+    if present is None:
+        raise UsageError(f"{workload.name} has ended: there is nothing to stop")
+    text = f"{present.name} is {workload_state(present)}. {_end_text(present.status.state)}"
+    if present.status.state in PARKED:
+        text += " Its parked state is lost."
+    if (command := model.open_command(present.workload_id)) is not None:
+        text += f" A stop is refused until its {operation_name(command)} has ended."
+    return text
+
+
+def _end_text(state: WorkloadState.ValueType) -> str:
+    """How the worker ends a workload. Only a running or sleeping program can handle SIGTERM."""
+    match state:
+        case workload_pb2.WORKLOAD_STATE_RUNNING:
+            return "It gets SIGTERM, and SIGKILL after 10 s. State that it has not saved is lost."
+        case workload_pb2.WORKLOAD_STATE_SLEEPING:
+            return "It gets SIGTERM, and SIGKILL after 10 s."
+        case workload_pb2.WORKLOAD_STATE_SUSPENDED:
+            return "Its processes are killed at once, since their CUDA calls block."
+        case workload_pb2.WORKLOAD_STATE_CHECKPOINTED | workload_pb2.WORKLOAD_STATE_STOPPED:
+            return "It ends at once, since it has no process."
+        case _ if state in _BUSY:
+            return (
+                "Its end depends on the later state: a running process gets SIGTERM, a parked state is lost."
+            )
+        case _:
+            return "Its processes are killed at once. State that it has not saved is lost."
+
+
+def cancel_effect(model: FleetModel, command: Command, about: str) -> str:
+    """What a cancellation does to a command in its present state.
+
+    Args:
+        model: The fleet, with the present state.
+        command: An earlier state of the command.
+        about: Names of the command's workloads, or of its worker.
+
+    Raises:
+        UsageError: The command has ended.
+    """
+    what = f"{operation_name(command)} of {about}"
+    present = model.commands.values.get(command.command_id)
+    if present is None or has_ended(present.state):
+        raise UsageError(f"the {what} has ended: there is nothing to cancel")
+    match present.state:
+        case command_pb2.COMMAND_STATE_PENDING:
+            return f"The {what} was not sent to its worker: it ends at once."
+        case command_pb2.COMMAND_STATE_UNKNOWN:
+            return (
+                f"The worker of the {what} is out of contact. The cancellation is requested once the worker "
+                "returns. The operation may have ended by then."
+            )
+        case _:
+            return f"The {what} is rolled back. If it is past its point of no return, it is finished instead."

@@ -728,3 +728,27 @@ def test_a_command_of_a_host_out_of_contact_does_not_go_on(browser: Browser, web
         page.evaluate("tell", {"changes": changes, "state": {}})
         page.evaluate(CANCEL)
         expect(page.locator("dialog .steps li").first).to_contain_text("once the host returns")
+
+
+@pytest.mark.long
+def test_a_held_enter_opens_a_dialog_and_confirms_nothing(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/train")
+        page.locator('button:text-is("Stop…")').focus()
+        for _ in range(4):
+            page.keyboard.down("Enter")  # after the first, a repetition
+        expect(page.locator("dialog .body")).to_be_focused()
+        stop = page.locator('dialog button:text-is("Stop")')
+        assert stop.is_enabled()
+        page.keyboard.up("Enter")
+        for part in ("#force", 'dialog button:text-is("Cancel")', 'dialog button:text-is("Stop")'):
+            page.keyboard.press("Tab")
+            expect(page.locator(part)).to_be_focused()
+        page.keyboard.down("Enter")
+        close = page.locator('dialog button:text-is("Close")')
+        expect(close).to_be_focused()
+        page.keyboard.down("Enter")
+        assert close.is_visible()
+        page.keyboard.up("Enter")
+        page.keyboard.press("Enter")
+        expect(page.locator("dialog")).to_have_count(0)

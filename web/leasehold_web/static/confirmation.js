@@ -202,6 +202,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   const field = extra?.querySelector("input[type=text]");
   yes.disabled = isStrict && plannedActions.length > 0;
   dryRun.show(plannedActions);
-  if (field || !plannedActions.length) (field ?? yes).focus();
+  if (field) field.focus();
+  else if (!isDanger && !plannedActions.length) yes.focus(); // or else the body has the focus
 }
 

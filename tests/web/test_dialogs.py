@@ -752,3 +752,24 @@ def test_a_held_enter_opens_a_dialog_and_confirms_nothing(browser: Browser, flee
         page.keyboard.up("Enter")
         page.keyboard.press("Enter")
         expect(page.locator("dialog")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_link_in_a_dialog_closes_the_dialog(browser: Browser, web_fleet: WebFleet) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    answer = {"commands": [{**command, "state": "PENDING"}]}
+    one = {"workload": {"workload_id": "w-1", "name": "one", "status": {}}, "commands": [], "events": []}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.context.route("**/api/workloads/w-1", lambda route: route.fulfill(json=one))
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        page.route("**/api/action", lambda route: route.fulfill(json=answer))
+        page.evaluate(SUSPEND)
+        page.click('dialog button:text-is("Suspend"):enabled')
+        link = page.locator("dialog .command header a")
+        with page.context.expect_page():
+            link.click(modifiers=["ControlOrMeta"])
+        expect(page.locator("dialog")).to_have_count(1)
+        link.click()
+        expect(page.locator("dialog")).to_have_count(0)
+        expect(page.locator("h1")).to_have_text("one")

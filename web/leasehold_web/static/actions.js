@@ -182,7 +182,7 @@ function endOf(state) {
 function busyNote(workload) {
   const other = [...live.commands.values()].find((one) => !CONCLUDED.has(one.state) && workloadsOf(one).includes(workload.workload_id));
   if (!other) return BUSY.has(workload.status?.state) && "The worker changes this workload now. The stop is refused until the end of that change.";
-  const link = h("a", { href: `/commands/${encodeURIComponent(other.command_id)}`, onclick: () => link.closest("dialog").close() }, operationOf(other));
+  const link = h("a", { href: `/commands/${encodeURIComponent(other.command_id)}` }, operationOf(other));
   return ["Another command of this workload has not ended: ", link, ". The stop is refused until its end."];
 }
 

@@ -58,6 +58,11 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       isTouched = true;
     }, { passive: true });
   }
+  // A link leads to another view, which the dialog would cover.
+  dialog.addEventListener("click", (event) => {
+    const isPlain = !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+    if (isPlain && event.target.closest("a[href]")) dialog.close();
+  });
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
   const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
@@ -121,7 +126,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   }
 
   function mayBeStored() {
-    return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
+    return ["The command may have been stored: see ", h("a", { href: "/commands" }, "Commands"), "."];
   }
 
   function setSending(isOn) {

@@ -773,3 +773,50 @@ def test_a_link_in_a_dialog_closes_the_dialog(browser: Browser, web_fleet: WebFl
         link.click()
         expect(page.locator("dialog")).to_have_count(0)
         expect(page.locator("h1")).to_have_text("one")
+
+
+UNCORDON: Final = """async ([worker, uuids]) => {
+  const { gpuActions, workerActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  document.querySelector("dialog")?.close();
+  const actions = uuids ? gpuActions(live.gpus.get(uuids)) : workerActions(live.workers.get(worker));
+  actions.find((one) => one.textContent === "Uncordon").click();
+}"""
+
+
+@pytest.mark.long
+def test_a_refusal_that_may_pass_leaves_a_way_to_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    busy = {"reason": "WORKLOAD_BUSY", "message": "one has a command under way: try again later"}
+    many = {"message": "24 requests of this session are under way: wait for their answers"}
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED", "cordon": {"reason": "a fan"}}
+    answers: list[tuple[int, dict[str, object]]] = [(409, {**busy}), (429, {**many}), (429, {**many})]
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def refuse(route: Route) -> None:
+            status, document = answers.pop(0)
+            route.fulfill(status=status, json=document)
+
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        page.route("**/api/action", refuse)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate("tell", {"changes": [["worker", "worker-a", worker]], "state": {}})
+        page.evaluate(SUSPEND)
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        refused = page.locator("dialog .box.bad")
+        for message in (busy["message"], many["message"]):
+            page.click('dialog button:text-is("Suspend"):enabled')
+            expect(refused).to_have_text(f"{message}. Ask again")
+            expect(suspend).to_be_disabled()
+            page.click('dialog button:text-is("Ask again")')
+            expect(page.locator("dialog .plan")).to_be_visible()
+            expect(refused).to_have_count(0)
+            expect(suspend).to_be_enabled()
+        page.evaluate(UNCORDON, ["worker-a", None])
+        uncordon = page.locator('dialog button:text-is("Uncordon")')
+        uncordon.click()
+        expect(refused).to_have_text(many["message"])
+        expect(uncordon).to_be_enabled()
+    assert answers == []

@@ -820,3 +820,46 @@ def test_a_refusal_that_may_pass_leaves_a_way_to_go_on(browser: Browser, web_fle
         expect(refused).to_have_text(many["message"])
         expect(uncordon).to_be_enabled()
     assert answers == []
+
+
+@pytest.mark.long
+def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fleet: WebFleet) -> None:
+    fan, cable = {"reason": "a fan", "cordon_time": 1}, {"reason": "a cable", "cordon_time": 2}
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}
+
+    def gpu(slot: int, **row: object) -> list[object]:
+        row = {"uuid": f"GPU-{slot}", "worker_id": "worker-a", "slot": slot, "state": "CORDONED", **row}
+        return ["gpu", f"GPU-{slot}", row]
+
+    gpus = [
+        gpu(0, cordon=fan),  # as the free GPUs of a cordoned host
+        gpu(1, cordon=cable),
+        gpu(2, state="UNHEALTHY", health="DOUBLE_BIT_ECC", cordon=cable),
+    ]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(**row: object) -> None:
+            changes = [["worker", "worker-a", {**worker, **row}], *gpus]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        steps = page.locator("dialog .steps li")
+        again = "New leases are granted again."
+        unhealthy = "Unhealthy GPUs get no new lease: alpha/2 (double bit ecc)."
+        tell()
+        page.evaluate(UNCORDON, ["worker-a", "GPU-1"])
+        expect(steps).to_have_text([again])
+        page.evaluate(UNCORDON, ["worker-a", "GPU-2"])
+        expect(steps).to_have_text([unhealthy])
+        page.keyboard.press("Escape")
+        page.click(slot(page, 1))
+        button = page.locator('.drawer button:text-is("Uncordon")')
+        expect(button).to_have_count(1)
+        tell(cordon=fan)
+        expect(button).to_have_count(0)  # the GPU is in service again after an uncordon of its host only
+        page.evaluate(UNCORDON, ["worker-a", None])
+        own = "GPUs with a cordon of their own stay cordoned: alpha/1, alpha/2."
+        expect(steps).to_have_text([again, own, unhealthy])

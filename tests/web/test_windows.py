@@ -220,3 +220,27 @@ def test_ended_commands_whose_end_is_hidden_are_kept_within_a_bound(
         page.evaluate("source.onerror()")
         page.wait_for_function("() => opened > 1 && Boolean(source.onmessage)")
         assert page.evaluate(KEPT_COMMANDS) == [kept - 1, False]
+
+
+@pytest.mark.long
+def test_a_window_that_is_shown_again_says_that_it_has_no_contact_yet(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A network may keep the new stream without an answer."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.clock.install()
+        page.add_init_script(HIDDEN + SCRIPTED_STREAM)
+        page.reload()
+        show(page)
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        contact = page.locator("#contact")
+        hide(page)
+        page.clock.fast_forward(RELEASED_MS)
+        before = page.evaluate("opened")
+        show(page)
+        assert page.evaluate("opened") == before + 1
+        expect(contact).to_contain_text("No contact since", timeout=10_000)
+        expect(contact).to_contain_text("The page shows the state of")
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        expect(contact).to_be_empty()

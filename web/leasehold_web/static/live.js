@@ -27,6 +27,7 @@ const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
 const SESSION_MS = 60000; // how often a shown page reads its role
+const LATE_MS = 1000; // how long a window that is shown again connects before it says that it has no contact
 const SILENT_MS = 25000; // how long a stream may tell nothing
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const listeners = new Set();
@@ -104,8 +105,10 @@ export async function connect() {
 }
 
 function shown() {
-  if (!source) open();
-  else if (!live.isConnected) reopen();
+  if (!source) {
+    open();
+    setTimeout(() => note("state", ""), LATE_MS);
+  } else if (!live.isConnected) reopen();
 }
 
 function open() {
@@ -134,6 +137,7 @@ function rest() {
   source?.close();
   source = null;
 }
+  live.isConnected = false;
 
 function reopen() {
   source?.close();

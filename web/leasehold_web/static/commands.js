@@ -26,7 +26,7 @@ function showAll(main) {
     h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), bound, h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/commands", "commands", "command_id", () => {
     more.disabled = false;
-    replace(problem, list.problem);
+    setText(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
     learnFromHistory([...list.entries.values()]).then(() => !isOver && draw());
@@ -53,6 +53,7 @@ function showAll(main) {
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
+    setText(more, list.token ? "Show older ones" : "Try again");
     return all.length;
   }
 

@@ -1,5 +1,5 @@
 // Commands: those that go on, live, and then the past ones. One command by its id.
-import { announce, append, ask, h, replace, setText } from "/static/dom.js";
+import { announce, append, ask, h, redraw, replace, setText, showProblem } from "/static/dom.js";
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
@@ -80,14 +80,14 @@ function showOne(main, id) {
 
   const draw = () => {
     latest = live.commands.get(id) ?? latest;
-    if (latest && !isOver) replace(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
+    if (latest && !isOver) redraw(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
   };
   async function load() {
     try {
       latest = await ask(`/api/commands/${encodeURIComponent(id)}`);
     } catch (error) {
       if (error.isTransient) setTimeout(() => !isOver && load(), RETRY_MS);
-      if (!error.isTransient || !latest) replace(card, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (!error.isTransient || !latest) showProblem(card, error.message);
       return;
     }
     draw();

@@ -728,3 +728,138 @@ def test_a_command_of_a_host_out_of_contact_does_not_go_on(browser: Browser, web
         page.evaluate("tell", {"changes": changes, "state": {}})
         page.evaluate(CANCEL)
         expect(page.locator("dialog .steps li").first).to_contain_text("once the host returns")
+
+
+@pytest.mark.long
+def test_a_held_enter_opens_a_dialog_and_confirms_nothing(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/train")
+        page.locator('button:text-is("Stop…")').focus()
+        for _ in range(4):
+            page.keyboard.down("Enter")  # after the first, a repetition
+        expect(page.locator("dialog .body")).to_be_focused()
+        stop = page.locator('dialog button:text-is("Stop")')
+        assert stop.is_enabled()
+        page.keyboard.up("Enter")
+        for part in ("#force", 'dialog button:text-is("Cancel")', 'dialog button:text-is("Stop")'):
+            page.keyboard.press("Tab")
+            expect(page.locator(part)).to_be_focused()
+        page.keyboard.down("Enter")
+        close = page.locator('dialog button:text-is("Close")')
+        expect(close).to_be_focused()
+        page.keyboard.down("Enter")
+        assert close.is_visible()
+        page.keyboard.up("Enter")
+        page.keyboard.press("Enter")
+        expect(page.locator("dialog")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_link_in_a_dialog_closes_the_dialog(browser: Browser, web_fleet: WebFleet) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    answer = {"commands": [{**command, "state": "PENDING"}]}
+    one = {"workload": {"workload_id": "w-1", "name": "one", "status": {}}, "commands": [], "events": []}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.context.route("**/api/workloads/w-1", lambda route: route.fulfill(json=one))
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        page.route("**/api/action", lambda route: route.fulfill(json=answer))
+        page.evaluate(SUSPEND)
+        page.click('dialog button:text-is("Suspend"):enabled')
+        link = page.locator("dialog .command header a")
+        with page.context.expect_page():
+            link.click(modifiers=["ControlOrMeta"])
+        expect(page.locator("dialog")).to_have_count(1)
+        link.click()
+        expect(page.locator("dialog")).to_have_count(0)
+        expect(page.locator("h1")).to_have_text("one")
+
+
+UNCORDON: Final = """async ([worker, uuids]) => {
+  const { gpuActions, workerActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  document.querySelector("dialog")?.close();
+  const actions = uuids ? gpuActions(live.gpus.get(uuids)) : workerActions(live.workers.get(worker));
+  actions.find((one) => one.textContent === "Uncordon").click();
+}"""
+
+
+@pytest.mark.long
+def test_a_refusal_that_may_pass_leaves_a_way_to_go_on(browser: Browser, web_fleet: WebFleet) -> None:
+    busy = {"reason": "WORKLOAD_BUSY", "message": "one has a command under way: try again later"}
+    many = {"message": "24 requests of this session are under way: wait for their answers"}
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED", "cordon": {"reason": "a fan"}}
+    answers: list[tuple[int, dict[str, object]]] = [(409, {**busy}), (429, {**many}), (429, {**many})]
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def refuse(route: Route) -> None:
+            status, document = answers.pop(0)
+            route.fulfill(status=status, json=document)
+
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        page.route("**/api/action", refuse)
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate("tell", {"changes": [["worker", "worker-a", worker]], "state": {}})
+        page.evaluate(SUSPEND)
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        refused = page.locator("dialog .box.bad")
+        for message in (busy["message"], many["message"]):
+            page.click('dialog button:text-is("Suspend"):enabled')
+            expect(refused).to_have_text(f"{message}. Ask again")
+            expect(suspend).to_be_disabled()
+            page.click('dialog button:text-is("Ask again")')
+            expect(page.locator("dialog .plan")).to_be_visible()
+            expect(refused).to_have_count(0)
+            expect(suspend).to_be_enabled()
+        page.evaluate(UNCORDON, ["worker-a", None])
+        uncordon = page.locator('dialog button:text-is("Uncordon")')
+        uncordon.click()
+        expect(refused).to_have_text(many["message"])
+        expect(uncordon).to_be_enabled()
+    assert answers == []
+
+
+@pytest.mark.long
+def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fleet: WebFleet) -> None:
+    fan, cable = {"reason": "a fan", "cordon_time": 1}, {"reason": "a cable", "cordon_time": 2}
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}
+
+    def gpu(slot: int, **row: object) -> list[object]:
+        row = {"uuid": f"GPU-{slot}", "worker_id": "worker-a", "slot": slot, "state": "CORDONED", **row}
+        return ["gpu", f"GPU-{slot}", row]
+
+    gpus = [
+        gpu(0, cordon=fan),  # as the free GPUs of a cordoned host
+        gpu(1, cordon=cable),
+        gpu(2, state="UNHEALTHY", health="DOUBLE_BIT_ECC", cordon=cable),
+    ]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def tell(**row: object) -> None:
+            changes = [["worker", "worker-a", {**worker, **row}], *gpus]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        steps = page.locator("dialog .steps li")
+        again = "New leases are granted again."
+        unhealthy = "Unhealthy GPUs get no new lease: alpha/2 (double bit ecc)."
+        tell()
+        page.evaluate(UNCORDON, ["worker-a", "GPU-1"])
+        expect(steps).to_have_text([again])
+        page.evaluate(UNCORDON, ["worker-a", "GPU-2"])
+        expect(steps).to_have_text([unhealthy])
+        page.keyboard.press("Escape")
+        page.click(slot(page, 1))
+        button = page.locator('.drawer button:text-is("Uncordon")')
+        expect(button).to_have_count(1)
+        tell(cordon=fan)
+        expect(button).to_have_count(0)  # the GPU is in service again after an uncordon of its host only
+        page.evaluate(UNCORDON, ["worker-a", None])
+        own = "GPUs with a cordon of their own stay cordoned: alpha/1, alpha/2."
+        expect(steps).to_have_text([again, own, unhealthy])

@@ -1,6 +1,7 @@
 """Hosts and their GPUs in a real browser: figures that no watch publishes."""
 
 import json
+import re
 from typing import Final
 
 import pytest
@@ -8,7 +9,7 @@ from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
 from leasehold_web.documents import sample_row
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page, slot
 from .conftest import WebFleet
 
 WORKER: Final = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED", "gpu_count": 1}
@@ -112,3 +113,81 @@ def test_the_page_of_a_host_keeps_the_focus_and_ignores_events_of_other_hosts(
         expect(page.locator(".events")).to_contain_text("a fan")
         expect(former).to_have_count(0)
         expect(links.last).to_be_focused(timeout=5_000)
+
+
+@pytest.mark.long
+def test_the_page_of_a_host_stays_scrolled(browser: Browser, web_fleet: WebFleet) -> None:
+    """The table of GPUs is wider than a phone, and the list of events has a height of its own."""
+    events = [
+        {"event_id": f"e-{at:03}", "worker_id": "worker-a", "message": "a fan", "time": 1} for at in range(80)
+    ]
+    answer = {"worker": WORKER, "gpus": [{"gpu": GPU}], "events": events}
+    phone = {"width": 390, "height": 844}
+    with open_page(browser, web_fleet.url, web_fleet.token, viewport=phone) as page:
+        page.route("**/api/workers/*", lambda route: route.fulfill(json=answer))
+        page.add_init_script(SCRIPTED_STREAM + UNPOLLED)
+        page.goto(f"{web_fleet.url}workers/alpha")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator(".events li")).to_have_count(80)
+        table, list_ = page.locator(".scroll"), page.locator(".events")
+        table.evaluate("one => { one.scrollLeft = 60; }")
+        list_.evaluate("one => { one.scrollTop = 200; }")
+        page.evaluate("document.querySelector('.cards').dataset.former = ''")
+        changes = [["worker", "worker-a", {**WORKER, "state": "STALE"}]]
+        page.evaluate("tell", {"changes": changes, "state": {}})
+        expect(page.locator(".cards[data-former]")).to_have_count(0)
+        assert table.evaluate("one => one.scrollLeft") == 60
+        assert list_.evaluate("one => one.scrollTop") == 200
+
+
+@pytest.mark.long
+def test_the_alert_of_an_unknown_host_is_told_once(browser: Browser, web_fleet: WebFleet) -> None:
+    unknown = {"reason": "UNKNOWN_WORKER", "message": "no worker has this name"}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.clock.install()
+        page.route("**/api/workers/*", lambda route: asked.append(route))
+        page.goto(f"{web_fleet.url}workers/beta")
+        next_request(page, asked).fulfill(status=404, json=unknown)
+        alert = page.get_by_role("alert")
+        expect(alert).to_have_text(unknown["message"])
+        alert.evaluate("one => { one.dataset.former = ''; }")
+        page.clock.fast_forward(5_000)
+        next_request(page, asked).fulfill(status=404, json={**unknown, "message": "still none"})
+        expect(alert).to_have_text("still none")
+        expect(alert).to_have_attribute("data-former", "")
+
+
+@pytest.mark.long
+def test_the_fleet_tells_the_cordon_of_a_leased_gpu(browser: Browser, web_fleet: WebFleet) -> None:
+    cordon = {"reason": "a cable"}
+    leased = {**GPU, "state": "LEASED", "workload_id": "w-1", "workload_name": "one"}
+    hosts = {"worker-a": WORKER, "worker-b": {**WORKER, "worker_id": "worker-b", "name": "beta"}}
+    hosts["worker-c"] = {**WORKER, "worker_id": "worker-c", "name": "gamma"}
+    hosts["worker-b"]["cordon"] = cordon
+    changes: list[object] = [["worker", name, row] for name, row in hosts.items()]
+    for number, name in enumerate(hosts):
+        row = {**leased, "uuid": f"GPU-{number}", "worker_id": name}
+        changes.append(["gpu", f"GPU-{number}", row | ({"cordon": cordon} if name == "worker-a" else {})])
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        names = page.locator(".host-name a")
+        expect(names).to_have_text(["alpha", "beta", "gamma"])
+        expect(page.locator(slot(page, 0))).to_have_attribute("aria-label", re.compile("cordoned"))
+        page.fill("input[type=search]", "cordoned")
+        expect(names).to_have_text(["alpha", "beta"])
+
+
+@pytest.mark.long
+def test_the_end_of_a_choice_of_gpus_keeps_the_focus(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        page.click('.drawer button:text-is("Move…")')
+        expect(page.locator(slot(page, 1))).to_be_focused()
+        page.locator('.pick-bar button:text-is("Cancel")').focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".pick-bar")).to_have_count(0)
+        expect(page.locator(".slot:focus")).to_have_count(1)

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page
 from .conftest import WebFleet
 
 TABLE: Final = """async (number) => {
@@ -145,3 +145,29 @@ def test_the_focus_stays_on_its_command(browser: Browser, web_fleet: WebFleet) -
             tell(3 + at)  # the latest is on top
             expect(rows).to_have_count(3 + at)
             expect(rows.last.locator(part)).to_be_focused(timeout=5_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["workload", "command"])
+def test_a_list_whose_first_load_failed_is_asked_for_again(
+    browser: Browser, web_fleet: WebFleet, kind: str
+) -> None:
+    late = "the coordinator did not answer in time"
+    entry = {"workload_id": "w-1", "command_id": "c-1", "name": "one", "create_time": 1}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.route(f"**/api/{kind}s?*", lambda route: asked.append(route))
+        page.goto(f"{web_fleet.url}{kind}s")
+        problem = page.locator(".page .box.bad")
+        again = page.get_by_role("button", name="Try again")
+        next_request(page, asked).fulfill(status=504, json={"message": late})
+        expect(problem).to_have_text(f"{late}. The page tries again by itself.")
+        expect(again).to_be_enabled()
+        next_request(page, asked).fulfill(status=403, json={"message": "no role"})
+        expect(problem).to_have_text("no role")
+        again.click()
+        next_request(page, asked).fulfill(json={f"{kind}s": [entry], "next_page_token": ""})
+        expect(problem).to_be_hidden()
+        expect(again).to_have_count(0)
+        expect(page.locator(".page")).to_contain_text("one" if kind == "workload" else "operation")

@@ -17,7 +17,7 @@ from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
 from tests.integration.fleets import COUNTER, make_fleet
 from tests.ports import free_port
 
-from .browsers import Complaints, expect_state, open_page, slot
+from .browsers import SCRIPTED_STREAM, Complaints, expect_state, open_page, slot
 from .conftest import WebFleet
 
 AXE: Final = Path(__file__).resolve().parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
@@ -1072,3 +1072,42 @@ def test_without_scripts_there_are_tables(browser: Browser, fleet: WebFleet) -> 
         expect(page.locator("#token")).to_be_visible()
     finally:
         context.close()
+
+
+@pytest.mark.long
+def test_changes_keep_the_places_of_lists_and_details(browser: Browser, web_fleet: WebFleet) -> None:
+    def event(number: int, workload: str) -> dict[str, object]:
+        return {"event_id": f"e-{number:03}", "workload_id": workload, "message": f"note {number}", "time": 1}
+
+    row = {"workload_id": "w-1", "name": "one", "status": {"state": "EXITED"}}
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    answer = {"workload": row, "commands": [], "events": [event(number, "w-1") for number in range(80)]}
+    viewer = {"identity": "user/ann", "role": "VIEWER"}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def tell(*changes: list[object]) -> None:
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.route("**/api/session", lambda route: route.fulfill(json=viewer))  # who has no output
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}workloads/w-1")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        events = page.locator(".events")
+        expect(events.locator("li")).to_have_count(80)
+        events.evaluate("one => { one.scrollTop = 200; one.dataset.former = ''; }")
+        tell(["event", "e-100", event(100, "w-2")], ["command", "c-2", {**command, "workload_id": "w-2"}])
+        tell(["command", "c-1", {**command, "state": "RUNNING"}])
+        expect(page.get_by_label("Commands")).to_contain_text("running")
+        assert page.locator(".events[data-former]").count() == 1
+        tell(["event", "e-101", event(101, "w-1")])
+        expect(events).to_contain_text("note 101")
+        assert events.evaluate("one => one.scrollTop") == 200
+
+        page.route("**/api/commands/c-1", lambda route: route.fulfill(json=command))
+        page.goto(f"{web_fleet.url}commands/c-1")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.click("summary")
+        tell(["command", "c-1", {**command, "state": "RUNNING"}])
+        expect(page.locator(".command .badge")).to_have_text("running")
+        expect(page.locator("details[open] .output")).to_be_visible(timeout=5_000)

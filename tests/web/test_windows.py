@@ -220,3 +220,47 @@ def test_ended_commands_whose_end_is_hidden_are_kept_within_a_bound(
         page.evaluate("source.onerror()")
         page.wait_for_function("() => opened > 1 && Boolean(source.onmessage)")
         assert page.evaluate(KEPT_COMMANDS) == [kept - 1, False]
+
+
+ENDED_WORKLOADS: Final = """async () => {
+  const { live } = await import("/static/live.js");
+  const row = (id, state) => ["workload", id, { workload_id: id, worker_id: "worker-a", status: { state } }];
+  const ended = Array.from({ length: 1100 }, (_, at) => row(`w-${at}`, "EXITED"));
+  const open = Array.from({ length: 1100 }, (_, at) => row(`open-${at}`, "RUNNING"));
+  tell({ reset: true, changes: [...open, ...ended], state: {} });
+  const of = (some) => [some.filter((id) => id.startsWith("open")).length, some.length];
+  return [of([...live.workloads.keys()]), of(live.workloadsOf.get("worker-a")), live.workloads.has("w-1099")];
+}"""
+
+
+@pytest.mark.long
+def test_ended_workloads_are_kept_within_a_bound(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        assert page.evaluate(ENDED_WORKLOADS) == [[1_100, 1_612], [1_100, 1_612], True]
+
+
+@pytest.mark.long
+def test_a_window_that_is_shown_again_says_that_it_has_no_contact_yet(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A network may keep the new stream without an answer."""
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.clock.install()
+        page.add_init_script(HIDDEN + SCRIPTED_STREAM)
+        page.reload()
+        show(page)
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        contact = page.locator("#contact")
+        hide(page)
+        page.clock.fast_forward(RELEASED_MS)
+        before = page.evaluate("opened")
+        show(page)
+        assert page.evaluate("opened") == before + 1
+        expect(contact).to_contain_text("No contact since", timeout=10_000)
+        expect(contact).to_contain_text("The page shows the state of")
+        page.evaluate("tell", {"reset": {}, "state": {}})
+        expect(contact).to_be_empty()

@@ -182,7 +182,7 @@ function endOf(state) {
 function busyNote(workload) {
   const other = [...live.commands.values()].find((one) => !CONCLUDED.has(one.state) && workloadsOf(one).includes(workload.workload_id));
   if (!other) return BUSY.has(workload.status?.state) && "The worker changes this workload now. The stop is refused until the end of that change.";
-  const link = h("a", { href: `/commands/${encodeURIComponent(other.command_id)}`, onclick: () => link.closest("dialog").close() }, operationOf(other));
+  const link = h("a", { href: `/commands/${encodeURIComponent(other.command_id)}` }, operationOf(other));
   return ["Another command of this workload has not ended: ", link, ". The stop is refused until its end."];
 }
 
@@ -224,9 +224,23 @@ function cordon(worker, uuids) {
   });
 }
 
+// Which GPUs get leases again after an uncordon. A free GPU of a cordoned host shows the cordon of its host.
+function effectsOfUncordon(worker, uuids) {
+  const gpus = (uuids.length ? uuids : live.gpusOf.get(worker) ?? []).map((uuid) => live.gpus.get(uuid)).filter(Boolean);
+  const ofHost = JSON.stringify(live.workers.get(worker)?.cordon);
+  const cordoned = uuids.length ? [] : gpus.filter(({ cordon }) => cordon && JSON.stringify(cordon) !== ofHost);
+  const faulty = gpus.filter(({ health }) => health && health !== "THROTTLED");
+  const left = gpus.filter((one) => !cordoned.includes(one) && !faulty.includes(one));
+  return [
+    (left.length > 0 || !gpus.length) && "New leases are granted again.",
+    cordoned.length > 0 && `GPUs with a cordon of their own stay cordoned: ${cordoned.map(({ uuid }) => placeOf(uuid)).join(", ")}.`,
+    faulty.length > 0 && `Unhealthy GPUs get no new lease: ${faulty.map(({ uuid, health }) => `${placeOf(uuid)} (${lower(health)})`).join(", ")}.`,
+  ].filter(Boolean);
+}
+
 function uncordon(worker, uuids) {
   const what = uuids.length ? uuids.map(placeOf).join(", ") : workerName(worker);
-  confirm({ title: `Uncordon ${what}`, verb: "Uncordon", effects: ["New leases are granted again."], action: { action: "uncordon", worker, gpu_uuids: uuids } });
+  confirm({ title: `Uncordon ${what}`, verb: "Uncordon", effects: effectsOfUncordon(worker, uuids), action: { action: "uncordon", worker, gpu_uuids: uuids } });
 }
 
 function drain(worker) {

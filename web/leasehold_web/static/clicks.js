@@ -1,8 +1,13 @@
 // Clicks on parts that a change draws anew between press and release. The browser gives such a click to no link.
+// A held Enter clicks once: its repetitions would press the buttons that get the focus next, such as those of a dialog.
 import { purpose } from "/static/dom.js";
 
 const PARTS = "a, button";
 let pressed = null;
+
+document.addEventListener("keydown", (event) => {
+  if (event.repeat && event.key === "Enter") event.preventDefault();
+}, true);
 
 document.addEventListener("pointerdown", (event) => {
   pressed = event.target.closest?.(PARTS) ?? null;

@@ -26,7 +26,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
 }
 
 function outOfContact(command) {
-  const host = h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}`, onclick: () => host.closest("dialog")?.close() }, workerName(command.worker_id));
+  const host = h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id));
   return h("p", { class: "why" }, "Its host ", host, " is out of contact. The outcome is known when the host returns.");
 }
 

@@ -1,5 +1,5 @@
 // Commands: those that go on, live, and then the past ones. One command by its id.
-import { announce, append, ask, h, replace, setText } from "/static/dom.js";
+import { announce, append, ask, h, redraw, replace, setText, showProblem } from "/static/dom.js";
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
@@ -26,7 +26,7 @@ function showAll(main) {
     h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), bound, h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/commands", "commands", "command_id", () => {
     more.disabled = false;
-    replace(problem, list.problem);
+    setText(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
     learnFromHistory([...list.entries.values()]).then(() => !isOver && draw());
@@ -53,6 +53,7 @@ function showAll(main) {
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
+    setText(more, list.token ? "Show older ones" : "Try again");
     return all.length;
   }
 
@@ -79,14 +80,14 @@ function showOne(main, id) {
 
   const draw = () => {
     latest = live.commands.get(id) ?? latest;
-    if (latest && !isOver) replace(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
+    if (latest && !isOver) redraw(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
   };
   async function load() {
     try {
       latest = await ask(`/api/commands/${encodeURIComponent(id)}`);
     } catch (error) {
       if (error.isTransient) setTimeout(() => !isOver && load(), RETRY_MS);
-      if (!error.isTransient || !latest) replace(card, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (!error.isTransient || !latest) showProblem(card, error.message);
       return;
     }
     draw();

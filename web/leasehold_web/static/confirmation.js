@@ -58,6 +58,11 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       isTouched = true;
     }, { passive: true });
   }
+  // A link leads to another view, which the dialog would cover.
+  dialog.addEventListener("click", (event) => {
+    const isPlain = !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+    if (isPlain && event.target.closest("a[href]")) dialog.close();
+  });
   const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
   const effectList = effects && h("ul", { class: "steps" });
   const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
@@ -106,22 +111,29 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
     drawEffects();
     if (effectList.textContent === before) return;
     if (!isSending) told.textContent = "What will happen has changed.";
-    forgetRefusal();
+    if (isRefusedForNow && !isSending && !isSenseless?.(subjectNow())) {
+      forgetRefusal(); // a change may have ended its reason
+      yes.disabled = false;
+    }
     if (plans) dryRun.show(plans());
   }
 
-  // A change may have ended the reason of a refusal.
+  // The next dry run shows its plans in the place of the refusal.
   function forgetRefusal() {
-    if (!isRefusedForNow || isSending || isSenseless?.(subjectNow())) return;
     isRefusedForNow = false;
     replace(planBox);
     aborted = new AbortController();
-    dryRun = newDryRun(); // redrawEffects shows its plans
-    yes.disabled = false;
+    dryRun = newDryRun();
+  }
+
+  function askAgain() {
+    body.focus(); // the button goes
+    forgetRefusal();
+    dryRun.show(plannedActions);
   }
 
   function mayBeStored() {
-    return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
+    return ["The command may have been stored: see ", h("a", { href: "/commands" }, "Commands"), "."];
   }
 
   function setSending(isOn) {
@@ -157,9 +169,12 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       const isUncertain = !error.reason && (error.status === 0 || error.status >= 500);
       const isRepeatable = isUncertain && !UNREPEATABLE.has(sent.action) && dialog.isConnected;
       again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
-      refuse(error, ...(isUncertain ? [...mayBeStored(), again] : []));
-      yes.disabled = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
-      isRefusedForNow = yes.disabled && error.reason !== "INVALID_ARGUMENT";
+      const isCertain = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
+      isRefusedForNow = isCertain && error.reason !== "INVALID_ARGUMENT";
+      const needsPlan = isRefusedForNow && isStrict && plannedActions.length > 0; // the state has changed since the plan
+      const more = needsPlan ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
+      refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
+      yes.disabled = isCertain && (needsPlan || !error.isTransient);
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
         yes.disabled = isSending;
@@ -202,6 +217,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   const field = extra?.querySelector("input[type=text]");
   yes.disabled = isStrict && plannedActions.length > 0;
   dryRun.show(plannedActions);
-  if (field || !plannedActions.length) (field ?? yes).focus();
+  if (field) field.focus();
+  else if (!isDanger && !plannedActions.length) yes.focus(); // or else the body has the focus
 }
 

@@ -38,6 +38,27 @@ export function replace(element, ...children) {
   find?.()?.focus({ preventScroll: true });
 }
 
+const PLACES = ".events, .scroll, details, details > .output";
+
+// Lists, tables and details of an element, by what they are.
+function placesOf(element) {
+  return new Map([...element.querySelectorAll(PLACES)].map((one) => [`${one.localName} ${one.getAttribute("aria-label") ?? ""}`, one]));
+}
+
+// Draws anew like replace. Lists and tables inside stay scrolled, and details stay open.
+export function redraw(element, ...children) {
+  const before = [...placesOf(element)].map(([key, { open, scrollTop, scrollLeft }]) => [key, { open, scrollTop, scrollLeft }]);
+  replace(element, ...children);
+  const places = placesOf(element);
+  for (const [key, place] of before) Object.assign(places.get(key) ?? {}, place);
+}
+
+// Shows an error alone in an element. An alert with the same text stays: a screen reader reads each new one.
+export function showProblem(element, text) {
+  if (element.firstElementChild?.getAttribute("role") !== "alert") replace(element, h("p", { class: "box bad", role: "alert" }));
+  setText(element.firstChild, text);
+}
+
 // Keeps the part that has the focus. Returns how to give the focus back: to this part, to the one with the same purpose
 // if the part was drawn anew, or else to the drawer or the view.
 export function keepFocus() {

@@ -17,7 +17,8 @@ export function drawerFor(uuid, onClose) {
     }
     const workload = live.workloads.get(gpu.workload_id);
     // Rebuilt only when something in it has changed.
-    const now = JSON.stringify([gpu, workload?.status, live.workers.get(gpu.worker_id)?.state]);
+    const { state, cordon } = live.workers.get(gpu.worker_id) ?? {};
+    const now = JSON.stringify([gpu, workload?.status, state, cordon]);
     if (now === before) return;
     before = now;
     const hadFocus = element.contains(document.activeElement);

@@ -55,11 +55,11 @@ export function show(main) {
   function matches(id, words) {
     if (!words.length) return true;
     const worker = live.workers.get(id);
-    const texts = [worker.name, worker.host?.hostname, worker.state];
+    const texts = [worker.name, worker.host?.hostname, worker.state, worker.cordon && "cordoned"];
     for (const [key, value] of Object.entries(worker.labels ?? {})) texts.push(`${key}=${value}`);
     for (const uuid of live.gpusOf.get(id) ?? []) {
       const gpu = live.gpus.get(uuid);
-      texts.push(gpu.name, gpu.state, gpu.workload_name, gpu.health);
+      texts.push(gpu.name, gpu.state, gpu.workload_name, gpu.health, gpu.cordon && "cordoned");
     }
     for (const one of live.workloadsOf.get(id) ?? []) {
       const workload = live.workloads.get(one);
@@ -212,6 +212,7 @@ export function show(main) {
     if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${stateBeside(gpu) ? ` ${lower(stateBeside(gpu))}` : ""}`);
     if (isLastKnown(gpu)) parts.push("last known");
     if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
+    if (gpu.cordon && gpu.state !== "CORDONED") parts.push("cordoned");
     parts.push(sample.memory_used_bytes === undefined ? "memory unknown" : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`);
     if (sample.utilization_percent !== undefined) parts.push(`${sample.utilization_percent} percent busy`);
     if (sample.temperature_celsius !== undefined) parts.push(`${sample.temperature_celsius} degrees`);
@@ -374,8 +375,10 @@ export function show(main) {
   }
 
   const endPick = onPick(() => {
+    const hadFocus = bar.contains(document.activeElement);
     replace(bar, pickBar());
     refresh(rows.keys());
+    if (hadFocus && !picking()) list.querySelector('.slot[tabindex="0"]')?.focus({ preventScroll: true }); // "Cancel" has gone
     if (picking()) {
       choose(null);
       scrollToHost(picking().worker);

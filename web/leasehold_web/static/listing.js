@@ -1,6 +1,8 @@
-// A list of the API, the newest first. It is loaded page by page, and anew once its entries may be old.
+// A list of the API, the newest first. It is loaded page by page, and anew once its entries may be old. A load that
+// failed is repeated if the same question may have an answer soon.
 import { ask } from "/static/dom.js";
 
+const RETRY_MS = 2000; // after an answer that failed
 const RENEWAL_MS = 300; // how long the reasons for a renewal are gathered
 
 export class Listing {
@@ -16,17 +18,21 @@ export class Listing {
     this.isOld = false;
     this.hasFailedAnew = false; // the next load is one anew, too
     this.timer = 0;
+    this.retry = 0; // the timer after an answer that failed
+    this.isOver = false;
   }
 
   // Loads the next page, or anew all pages so far. A renewal that is wanted meanwhile follows.
   async load(isRenewal = false) {
     this.isOld ||= isRenewal;
     if (this.isLoading) return;
+    clearTimeout(this.retry);
     this.isLoading = true;
+    let isTransient = false;
     do {
       const isAnew = this.isOld || this.hasFailedAnew;
       let { entries, token, pages } = isAnew ? { entries: new Map(), token: "", pages: 0 } : this;
-      this.isOld = false;
+      this.isOld = isTransient = false;
       try {
         do {
           const page = await ask(`${this.path}?page_token=${encodeURIComponent(token)}`);
@@ -36,11 +42,13 @@ export class Listing {
         } while (token && pages < this.pages);
         Object.assign(this, { entries, token, pages, problem: "", hasFailedAnew: false });
       } catch (error) {
-        this.problem = error.message;
+        isTransient = error.isTransient;
+        this.problem = `${error.message}${isTransient ? ". The page tries again by itself." : ""}`;
         this.hasFailedAnew = isAnew;
       }
     } while (this.isOld);
     this.isLoading = false;
+    if (isTransient && !this.isOver) this.retry = setTimeout(() => this.load(), RETRY_MS);
     this.onLoad();
   }
 
@@ -53,7 +61,9 @@ export class Listing {
   }
 
   end() {
+    this.isOver = true;
     clearTimeout(this.timer);
+    clearTimeout(this.retry);
     this.onLoad = () => {};
   }
 }

@@ -3,7 +3,7 @@ import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
 import { learnTime, now } from "/static/server_time.js";
 import { addStream, areReleased } from "/static/window_streams.js";
-import { CONCLUDED } from "/static/words.js";
+import { CONCLUDED, ENDED } from "/static/words.js";
 
 export const live = {
   workers: new Map(),
@@ -25,11 +25,13 @@ export const live = {
 
 const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
-const KEPT = 512; // events and ended commands that the page keeps
+const KEPT = 512; // events, ended commands and ended workloads that the page keeps
 const SESSION_MS = 60000; // how often a shown page reads its role
+const LATE_MS = 1000; // how long a window that is shown again connects before it says that it has no contact
 const SILENT_MS = 25000; // how long a stream may tell nothing
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const listeners = new Set();
+const ended = new Set(); // the ids of ended workloads, the first that ended first
 let changed = new Map();
 let isScheduled = false;
 let source = null;
@@ -104,8 +106,10 @@ export async function connect() {
 }
 
 function shown() {
-  if (!source) open();
-  else if (!live.isConnected) reopen();
+  if (!source) {
+    open();
+    setTimeout(() => note("state", ""), LATE_MS);
+  } else if (!live.isConnected) reopen();
 }
 
 function open() {
@@ -133,6 +137,7 @@ function rest() {
   clearTimeout(timer);
   source?.close();
   source = null;
+  live.isConnected = false;
 }
 
 function reopen() {
@@ -227,9 +232,21 @@ function put(kind, id, row) {
   if (kind === "command" && map.size > 2 * KEPT) {
     for (const [old, command] of map) if (CONCLUDED.has(command.state) && map.size > KEPT) map.delete(old);
   }
+  if (kind === "workload") boundEnded(id, row);
   note(kind, id);
   const worker = row?.worker_id ?? before?.worker_id;
   if ((kind === "gpu" || kind === "workload") && worker) note("worker", worker);
+}
+
+// Keeps the latest ended workloads only.
+function boundEnded(id, row) {
+  if (ENDED.has(row?.status?.state)) ended.add(id);
+  else ended.delete(id);
+  if (ended.size <= KEPT) return;
+  const [oldest] = ended;
+  ended.delete(oldest);
+  index(live.workloadsOf, live.workloads.get(oldest), null, oldest, null);
+  live.workloads.delete(oldest);
 }
 
 function index(groups, before, row, id, key) {

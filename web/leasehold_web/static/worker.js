@@ -1,5 +1,5 @@
 // One worker: its host, resources, GPUs, capabilities with reasons, and events.
-import { append, ask, h, replace } from "/static/dom.js";
+import { append, ask, h, redraw, showProblem } from "/static/dom.js";
 import { workerActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { lastKnown, list } from "/static/drawer.js";
@@ -22,7 +22,7 @@ export function show(main, id) {
     } catch (error) {
       const isDeleted = found !== null && error.status === 404;
       if (isDeleted) error.message = `The host ${found.worker.name} was deleted.`;
-      if (!isOver && (!found || isDeleted)) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (!isOver && (!found || isDeleted)) showProblem(page, error.message);
       if (isDeleted) leave();
     }
   }
@@ -38,7 +38,7 @@ export function show(main, id) {
     const worker = { ...(live.workers.get(found.worker.worker_id) ?? found.worker), resources: found.worker.resources };
     document.title = `${worker.name} · Leasehold`;
     const scrolled = page.scrollTop;
-    replace(page,
+    redraw(page,
       h("div", { class: "title-line" }, h("h1", {}, glyph(worker.state), worker.name), h("span", { class: "badge" }, lower(worker.state)), worker.cordon && h("span", { class: "badge" }, glyph("CORDONED"), `cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`), h("div", { class: "actions" }, workerActions(worker))),
       h("div", { class: "cards" },
         h("section", { class: "card", "aria-label": "Host" }, h("h2", {}, "Host"), hostFacts(worker)),

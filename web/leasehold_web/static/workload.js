@@ -1,5 +1,5 @@
 // One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
-import { append, ask, h, replace, setText } from "/static/dom.js";
+import { append, ask, h, redraw, replace, setText, showProblem } from "/static/dom.js";
 import { commandActions, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { commandView } from "/static/command_view.js";
@@ -21,7 +21,7 @@ export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
   append(main, [page]);
   let found = null;
-  let redraw = null;
+  let drawAll = null;
   let drawCheckpoints = null;
   let ends = [];
   let isOver = false;
@@ -36,7 +36,7 @@ export function show(main, id) {
       return;
     }
     if (isOver) return;
-    if (redraw) redraw();
+    if (drawAll) drawAll();
     else build();
     loadCheckpoints();
   }
@@ -56,13 +56,13 @@ export function show(main, id) {
     else if (error.status === 403) waitForRole();
     else leave();
     if (error.isTransient && found) return;
-    replace(page, h("p", { class: "box bad", role: "alert" }, found && error.status === 404 ? `The workload ${found.workload.name} was deleted.` : error.message));
+    showProblem(page, found && error.status === 404 ? `The workload ${found.workload.name} was deleted.` : error.message);
   }
 
   // The view is built anew when the login has a role again.
   function waitForRole() {
     endAll();
-    redraw = null;
+    drawAll = null;
     ends.push(onChange((changes) => changes.has("gap") && load()));
   }
 
@@ -106,23 +106,27 @@ export function show(main, id) {
       for (const [one, command] of live.commands) if (workloadsOf(command).includes(key) && (all.get(one)?.revision ?? 0) <= (command.revision ?? 0)) all.set(one, command);
       const sorted = [...all.values()].sort((a, b) => b.create_time - a.create_time).slice(0, 50);
       replace(commands, h("h2", {}, "Commands"), sorted.length ? sorted.map((one) => commandView(one, { actions: commandActions(one) })) : h("p", { class: "muted" }, "No command yet."));
-      replace(events, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.workload_id === key)));
     };
-    redraw = () => {
+    const drawEvents = () => {
+      redraw(events, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.workload_id === key)));
+    };
+    drawAll = () => {
       draw();
       drawCommands();
+      drawEvents();
     };
     drawCheckpoints = (answer) => {
       checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them
       replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
-    draw();
-    drawCommands();
+    drawAll();
     endAll();
     ends = [mini.end, () => output?.end(), onChange((changes) => {
       if (areOld(changes, "workload", key)) load();
       if (changes.get("workload")?.has(key) || changes.has("state")) draw();
-      if (changes.has("command") || changes.has("event")) drawCommands();
+      const hasOwn = (kind, isOwn) => [...(changes.get(kind) ?? [])].some((one) => isOwn(live[`${kind}s`].get(one)));
+      if (hasOwn("command", (one) => !one || workloadsOf(one).includes(key))) drawCommands(); // it may have gone
+      if (hasOwn("event", (one) => one?.workload_id === key)) drawEvents();
     })];
   }
 

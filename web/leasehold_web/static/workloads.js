@@ -20,7 +20,7 @@ export function show(main) {
     h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), bound, h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/workloads", "workloads", "workload_id", () => {
     more.disabled = false;
-    replace(problem, list.problem);
+    setText(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
   });
@@ -46,6 +46,7 @@ export function show(main) {
     const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
     setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
+    setText(more, list.token ? "Show older ones" : "Try again");
     if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
     return all.length;
   }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.exit_codes import error_line, raise_all
+from leasehold_client.cli.exit_codes import error_line, interrupted, raise_all
 from leasehold_client.cli.names import complete_open_commands
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
@@ -50,10 +50,14 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
     for command_id in ids:
         try:
             commands.append(client.cancel(command_id))
-        except NoCoordinatorError as error:
-            if commands:
-                done = ", ".join(one.command_id for one in commands)
-                error.message += f"; the cancellation of {done} is stored"
+        except (NoCoordinatorError, KeyboardInterrupt) as error:
+            for refusal in refusals:
+                echo_error(error_line(refusal.message, refusal.reason))
+            done = ", ".join(one.command_id for one in commands)
+            stored = f"the cancellation of {done} is stored" if done else ""
+            if isinstance(error, KeyboardInterrupt):
+                interrupted(stored or "a cancellation that was stored continues")
+            error.message += f"; {stored}" if stored else ""
             raise
         except LeaseholdError as error:
             refusals.append(error)

@@ -176,7 +176,7 @@ def conclude_all(
             if not created:
                 raise
             stop = why
-            unasked = [name for name, _ in creations[number + 1 :]]
+            unasked = [name for name, _ in creations[number:]]
             break
         except LeaseholdError as error:
             error.message = _about(label, error.message)
@@ -404,7 +404,7 @@ def _leave(stop: Stop | None, commands: Sequence[tuple[str, Command]], unasked: 
     Args:
         stop: What ended the wait. None: it has ended by itself.
         commands: The commands, with the names of their targets.
-        unasked: The names of targets for which no command was created.
+        unasked: The names of targets without a known command. The request of the first one may have arrived.
 
     Raises:
         NoCoordinatorError: No coordinator answers.
@@ -419,7 +419,11 @@ def _leave(stop: Stop | None, commands: Sequence[tuple[str, Command]], unasked: 
 
 
 def _unasked_text(names: Sequence[str]) -> str:
-    return f"nothing was requested for {name_list(names)}" if names else ""
+    if not names:
+        return ""
+    first, *others = names
+    more = f", and nothing was requested for {name_list(others)}" if others else ""
+    return f"the request for {first} may have arrived{more}"
 
 
 def _looked_at(client: Client, commands: Sequence[tuple[str, Command]]) -> Iterator[tuple[str, Command]]:

@@ -50,14 +50,14 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
         )
     refusals: list[LeaseholdError] = []
     for number, name in enumerate(dict.fromkeys(names)):
-        if number:
+        if number > len(refusals):
             echo_lines("\n")
         try:
             _describe(client, kind.plural, name)
-        except NoCoordinatorError:
-            raise
         except LeaseholdError as error:
             refusals.append(error)
+            if isinstance(error, NoCoordinatorError):
+                break
     raise_all(refusals)
 
 

@@ -7,19 +7,22 @@ import os
 import re
 import stat
 import sys
+import tomllib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.config import read_settings_file
 from leasehold_client.display.standard_output import echo, echo_lines
 from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.plugins import PLUGINS, missing_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from leasehold_client.installation.services import Service
     from leasehold_client.installation.steps import Step
@@ -99,9 +102,9 @@ def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
     try:
         service = _service(name, user)
         steps = uninstall_steps(service, purge=purge)
-        if purge and name == "worker" and service.state_directory.exists():
-            look = partial(_require_no_workloads, service.state_directory)
-            steps.insert(0, Step("look for workloads in the worker's journal", look))
+        if purge and name == "worker":
+            look = partial(_require_no_workloads, _state_directory(service))
+            steps[:0] = [Step("look for workloads in the worker's journal", look)] if steps else []
         _carry_out(steps, dry_run=dry_run)
     except LeaseholdError as error:
         fail(error)
@@ -175,6 +178,19 @@ def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
         echo("there is nothing to do")
 
 
+def _state_directory(service: Service) -> Path:
+    """The state directory in the settings of a service, or else its own."""
+    try:
+        found = tomllib.loads(read_settings_file(service.settings_path).decode()).get("state_dir")
+    except FileNotFoundError:
+        found = None
+    except (OSError, ValueError, RecursionError) as error:
+        raise LeaseholdError(
+            f"{service.settings_path} can't be read, so the worker's state directory is unknown: repair it"
+        ) from error
+    return Path(found) if isinstance(found, str) and found else service.state_directory
+
+
 def _require_no_workloads(state_directory: Path) -> None:
     """Refuses a purge while a worker's journal has workloads: only its state leads to suspended ones.
 
@@ -186,6 +202,11 @@ def _require_no_workloads(state_directory: Path) -> None:
     """
     if not any(state_directory.glob("journal.sqlite3*")):
         return  # the worker has never served
+    if missing := missing_module(PLUGINS["worker"]):
+        raise LeaseholdError(
+            f"the worker's journal in {state_directory} can't be read without {missing}, so its workloads "
+            "are unknown: use the `leasehold` that runs the worker"
+        )
     from leasehold.v1.workload_pb2 import WorkloadState
 
     from leasehold_client.coordinator.workload_watch import ENDED
@@ -199,8 +220,9 @@ def _require_no_workloads(state_directory: Path) -> None:
         found = [one["workload_id"] for one in known if WorkloadState.Value(one["state"]) not in ENDED]
     except (LeaseholdError, OSError, ValueError) as error:
         raise LeaseholdError(
-            f"the worker's journal in {state_directory} can't be read, so its workloads are unknown "
-            f"({error}): repair it, or remove the directory if no workload is left"
+            f"the worker's journal in {state_directory} was not read, so its workloads are unknown "
+            f"({error}): use the `leasehold` that runs the worker, repair the journal, or, if no workload is "
+            "left, remove the directory"
         ) from error
     if found:
         raise LeaseholdError(

@@ -71,10 +71,8 @@ def known_checkpoints(client: Client, workload: str = "", filter_text: str = "")
             f"leasehold: warning: these workers did not answer, so their checkpoints are unknown: {silent}"
         )
     if listed.truncated:
-        echo_error(
-            f"leasehold: warning: only the newest {len(listed.checkpoints)} checkpoints are listed, and "
-            "older ones are left out: list those of one workload by `leasehold get checkpoints WORKLOAD`"
-        )
+        remedy = "" if workload else ": `leasehold get checkpoints WORKLOAD` lists those of one workload"
+        echo_error(f"leasehold: warning: there are too many checkpoints, and the oldest are unknown{remedy}")
     return list(listed.checkpoints)
 
 

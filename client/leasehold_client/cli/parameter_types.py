@@ -97,7 +97,7 @@ class NamedPath(click.Path):
 
 
 class SingleOption(click.Option):
-    """An option that says what a verb is for, and is given once at most.
+    """An option that selects objects, and is given once at most.
 
     Click takes the last value of a repeated option. A verb would act on the objects of that one, in silence.
     """

@@ -19,7 +19,7 @@ from leasehold_client.cli.exit_codes import fail, interrupted, not_utf8
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds, SingleOption, not_empty, refuse_empty
 from leasehold_client.config import COORDINATOR_VARIABLE
-from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator
+from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator, environment_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -104,9 +104,11 @@ dry_run_option = click.option(
 
 def warn_of_variables(context: str) -> None:
     """Tells on standard error which variable keeps verbs from a context that has become the current one."""
-    if os.environ.get(CONTEXT_VARIABLE, context) != context:
+    address = os.environ.get(COORDINATOR_VARIABLE)
+    name = environment_context(address)
+    if name and name != context:
         echo_error(f"leasehold: {CONTEXT_VARIABLE} names another context, which verbs use: unset it")
-    elif not os.environ.get(CONTEXT_VARIABLE) and os.environ.get(COORDINATOR_VARIABLE):
+    elif address and not name:
         echo_error(f"leasehold: {COORDINATOR_VARIABLE} is set, so verbs use no current context: unset it")
 
 

@@ -30,7 +30,15 @@ from leasehold_client.messages import (
 )
 from leasehold_client.top.parked_sizes import parked_size_text
 from leasehold_client.top.row_text import parked_age, phase_text
-from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
+from leasehold_client.top.rows import (
+    ClaimsRow,
+    CommandRow,
+    HostRow,
+    Row,
+    SlotRow,
+    WorkloadRow,
+    waiting_claims,
+)
 
 
 def detail_lines(row: Row, places: Mapping[str, str], now_s: float) -> list[str]:
@@ -95,7 +103,7 @@ def _host_lines(row: HostRow, now_s: float) -> list[str]:
             ("cordon", cordon_text(worker.cordon) if worker.HasField("cordon") else ""),
             ("GPUs", counts),
             ("parked", ", ".join(f"{one.name} {parked_size_text(one)}" for one in row.parked)),
-            ("waiting", f"{worker.pending_claimers} claims" if worker.pending_claimers else ""),
+            ("waiting", f"{claims} claims" if (claims := waiting_claims(worker)) else ""),
             *_machine_facts(worker),
             ("driver", worker.driver_version or "?"),
             ("agent", worker.agent_version),

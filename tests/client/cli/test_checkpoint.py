@@ -96,7 +96,8 @@ def test_a_list_without_older_ones_says_so(leasehold: CommandLine, scripted: Scr
         return response
 
     scripted.answers["ListCheckpoints"] = cut
-    assert "only the newest 1 checkpoints are listed" in leasehold("get", "checkpoints").stderr
+    assert "the oldest are unknown: `leasehold get checkpoints W" in leasehold("get", "checkpoints").stderr
+    assert leasehold("get", "checkpoints", "one").stderr.endswith("the oldest are unknown\n")
 
 
 def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

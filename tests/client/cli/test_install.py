@@ -31,7 +31,6 @@ WORKER = Service("worker", "gpus")
 
 JOIN = """
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from leasehold_client.installation import steps
 from leasehold_client.installation.services import Service
@@ -257,8 +256,18 @@ def test_a_purge_keeps_a_worker_with_workloads(tmp_path: Path) -> None:
     install_verbs._require_no_workloads(tmp_path)
     file.close()
     StateDirectory(tmp_path).journal_path.write_text("damaged")
-    with pytest.raises(LeaseholdError, match="can't be read, so its workloads are unknown"):
+    with pytest.raises(LeaseholdError, match="was not read, so its workloads are unknown"):
         install_verbs._require_no_workloads(tmp_path)
+
+
+def test_a_purge_looks_where_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold_client.installation.services.SETTINGS_DIRECTORY", tmp_path)
+    assert install_verbs._state_directory(WORKER) == WORKER.state_directory
+    (tmp_path / "worker.toml").write_text('state_dir = "/srv/worker"')
+    assert install_verbs._state_directory(WORKER) == Path("/srv/worker")
+    (tmp_path / "worker.toml").write_text("state_dir")
+    with pytest.raises(LeaseholdError, match="can't be read, so the worker's state directory is unknown"):
+        install_verbs._state_directory(WORKER)
 
 
 def test_a_token_that_is_no_text_is_no_traceback() -> None:

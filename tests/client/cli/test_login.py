@@ -25,6 +25,11 @@ def test_a_join_token_in_no_regular_file_is_refused_at_once(
     [
         ({}, ""),
         ({"LEASEHOLD_CONTEXT": "alice"}, ""),
+        ({"LEASEHOLD_CONTEXT": "", "LEASEHOLD_COORDINATOR": ""}, ""),
+        (
+            {"LEASEHOLD_CONTEXT": "alice", "LEASEHOLD_COORDINATOR": "unix:/x"},
+            "LEASEHOLD_COORDINATOR is set, so verbs use no",
+        ),
         ({"LEASEHOLD_CONTEXT": "bob"}, "LEASEHOLD_CONTEXT names another context"),
         (
             {"LEASEHOLD_COORDINATOR": "unix:/x"},

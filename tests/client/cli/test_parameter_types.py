@@ -155,9 +155,7 @@ def test_an_option_of_the_program_is_none_of_run(bare_leasehold: CommandLine) ->
     ],
     ids=" ".join,
 )
-def test_an_option_that_says_what_a_verb_is_for_is_given_once(
-    bare_leasehold: CommandLine, line: list[str]
-) -> None:
+def test_an_option_that_selects_objects_is_given_once(bare_leasehold: CommandLine, line: list[str]) -> None:
     """The last one counted alone: `stop -l team=vision -l tier=dev` stopped tier=dev of every team."""
     done = bare_leasehold(*line)
     assert (done.code, done.stdout) == (2, "")

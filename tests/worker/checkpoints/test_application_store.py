@@ -253,3 +253,19 @@ def test_a_writer_holds_its_file(store: ApplicationStore) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
+
+
+def test_a_folder_that_can_not_be_read_is_not_an_empty_one(
+    store: ApplicationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore would begin without the checkpoints of a volume that fails."""
+    kept = keep(store)
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        assert refusal(lambda: store.scan("w-1")) == "PERMISSION_OR_OS"
+    assert store.scan("w-1") == [kept]
+    assert store.scan("w-2") == []

@@ -171,7 +171,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
       const isCertain = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
       isRefusedForNow = isCertain && error.reason !== "INVALID_ARGUMENT";
-      const needsPlan = isRefusedForNow && isStrict && plannedActions.length > 0; // the state has changed since the plan
+      const needsPlan = dialog.isConnected && isRefusedForNow && isStrict && plannedActions.length > 0; // the state has changed since the plan
       const more = needsPlan ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
       yes.disabled = isCertain && (needsPlan || !error.isTransient);

@@ -2,7 +2,8 @@
 // failed is repeated if the same question may have an answer soon.
 import { ask } from "/static/dom.js";
 
-const RETRY_MS = 2000; // after an answer that failed
+const RETRY_MS = 2000; // after the first answer that failed, and twice as long after each further one
+const RETRY_LIMIT_MS = 60000;
 const RENEWAL_MS = 300; // how long the reasons for a renewal are gathered
 
 export class Listing {
@@ -19,6 +20,7 @@ export class Listing {
     this.hasFailedAnew = false; // the next load is one anew, too
     this.timer = 0;
     this.retry = 0; // the timer after an answer that failed
+    this.retryMs = RETRY_MS;
     this.isOver = false;
   }
 
@@ -40,7 +42,7 @@ export class Listing {
           token = page.next_page_token;
           pages += 1;
         } while (token && pages < this.pages);
-        Object.assign(this, { entries, token, pages, problem: "", hasFailedAnew: false });
+        Object.assign(this, { entries, token, pages, problem: "", hasFailedAnew: false, retryMs: RETRY_MS });
       } catch (error) {
         isTransient = error.isTransient;
         this.problem = `${error.message}${isTransient ? ". The page tries again by itself." : ""}`;
@@ -48,7 +50,10 @@ export class Listing {
       }
     } while (this.isOld);
     this.isLoading = false;
-    if (isTransient && !this.isOver) this.retry = setTimeout(() => this.load(), RETRY_MS);
+    if (isTransient && !this.isOver) {
+      this.retry = setTimeout(() => this.load(), this.retryMs);
+      this.retryMs = Math.min(2 * this.retryMs, RETRY_LIMIT_MS);
+    }
     this.onLoad();
   }
 

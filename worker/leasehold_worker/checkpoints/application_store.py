@@ -86,7 +86,17 @@ class ApplicationStore:
         return ApplicationWriter(workload_id, workload_name, kernel, owner, self._worker_id, path, descriptor)
 
     def scan(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
-        """All checkpoints of a workload, newest first, by their numbers."""
+        """All checkpoints of a workload, newest first, by their numbers.
+
+        Raises:
+            OperationError: The folder of the workload can't be read.
+        """
+        with disk_errors(self.root), suppress(FileNotFoundError):
+            os.scandir(self._folder(workload_id)).close()  # a folder that can't be read is not an empty one
+        return self._found(workload_id)
+
+    def _found(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
+        """As :meth:`scan`, but a folder that can't be read counts as empty."""
         return [found for path in self._paths(workload_id) if (found := _look(path)) is not None]
 
     def scan_all(self) -> list[StoredCheckpoint | DamagedCheckpoint]:
@@ -95,7 +105,7 @@ class ApplicationStore:
             folders = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
         except OSError:
             return []
-        return [found for name in folders if _WORKLOAD_ID.fullmatch(name) for found in self.scan(name)]
+        return [found for name in folders if _WORKLOAD_ID.fullmatch(name) for found in self._found(name)]
 
     def find(self, checkpoint_id: str) -> StoredCheckpoint:
         """The checkpoint with this id, of any workload.
@@ -149,7 +159,7 @@ class ApplicationStore:
         """
         whole = 0
         deleted: list[str] = []
-        for found in self.scan(workload_id):
+        for found in self._found(workload_id):
             superfluous = whole >= max(1, count) and found.checkpoint_id not in in_use
             whole += isinstance(found, StoredCheckpoint)
             if superfluous:

@@ -143,7 +143,7 @@ class ImageStore:
             progress: Receives the number of digested bytes on disk.
             check: Called repeatedly before the rename. Its exception ends the call, and the image is not
                 final.
-            commit: Called once, directly before the rename. Likewise.
+            commit: Called once, directly before the rename. Its exception has the same effect.
 
         Raises:
             OperationError: The disk failed, and the image is not final.

@@ -219,7 +219,7 @@ async def end_in_time(end: Callable[[], object]) -> None:
     It can't be cancelled. If the volume does not answer in time, the call goes on, and the caller continues.
     An error of the volume is logged: what has been written or read before stays valid.
     """
-    # A place of its own: otherwise calls that hang could keep it from its beginning, and nobody repeats it.
+    # A place of its own: calls that hang could use up the common ones, and nobody repeats a removal.
     limiter = trio.CapacityLimiter(1)
     with trio.CancelScope(shield=True), trio.move_on_after(CALL_TIMEOUT_S):
         try:

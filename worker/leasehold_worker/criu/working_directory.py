@@ -23,7 +23,8 @@ def working_directory(image: Path, attempt: str = "") -> Path:
         image: The folder of the image.
         attempt: Keeps a restore apart from earlier ones, whose directories may still be removed.
     """
-    return image.with_name(f"{image.name}{attempt and '.'}{attempt}{WORK_SUFFIX}")
+    name = f"{image.name}.{attempt}" if attempt else image.name
+    return image.with_name(name + WORK_SUFFIX)
 
 
 @asynccontextmanager

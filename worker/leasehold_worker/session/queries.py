@@ -36,7 +36,8 @@ PLANS_AT_ONCE: Final = 4
 PLAN_TIMEOUT_S: Final = 25.0
 """Time for a plan, from the arrival of its question. The coordinator gives up 30 s after it asked.
 
-A driver call that hangs delays the answer until its own deadline. The coordinator answers the caller then.
+A driver call that hangs delays the answer until the call's own deadline. Its caller gets an error of the
+coordinator before that.
 """
 
 PLANS_LIMIT: Final = 64

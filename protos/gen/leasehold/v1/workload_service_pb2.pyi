@@ -968,8 +968,8 @@ class ListCheckpointsResponse(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
-    """Whether older checkpoints are left out, since the list or that of a worker would exceed its limits. A filter
-    by worker or workload shows more.
+    """Whether older checkpoints are left out, since the list or that of a worker would exceed its limits. A list of
+    one workload has more of its checkpoints.
     """
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:

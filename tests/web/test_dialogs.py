@@ -601,6 +601,9 @@ def test_a_failed_plan_is_asked_for_again_and_forbids_no_drain(browser: Browser,
         answer(200, {"plans": [{"refusals": [{"message": "it is busy"}]}]})
         expect(plans).to_contain_text("it is busy")
         expect(suspend).to_be_disabled()
+        page.click('dialog button:text-is("Ask again")')
+        answer(200, {"plans": [{}]})
+        expect(suspend).to_be_enabled()
 
 
 @pytest.mark.long
@@ -810,6 +813,7 @@ def test_a_refusal_that_may_pass_leaves_a_way_to_go_on(browser: Browser, web_fle
             page.click('dialog button:text-is("Suspend"):enabled')
             expect(refused).to_have_text(f"{message}. Ask again")
             expect(suspend).to_be_disabled()
+            expect(page.locator('dialog button:text-is("Ask again")')).to_be_focused()
             page.click('dialog button:text-is("Ask again")')
             expect(page.locator("dialog .plan")).to_be_visible()
             expect(refused).to_have_count(0)

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page
 from .conftest import WebFleet
 from .http import Client
 
@@ -249,6 +249,9 @@ STAYS: Final = """async () => {
     live.workloads.set(id, { workload_id: id, create_time: begin, status: { state } });
   workload("parked", "SUSPENDED", 1000);
   workload("new", "RUNNING", 41000);
+  workload("away", "RUNNING", 1000);
+  workload("without GPUs", "RUNNING", 1000);
+  live.workloads.get("away").status.lease = { gpu_uuids: ["9"] };
   workload("odd id", "SUSPENDED", 0);
   for (const start of [40000, 45000, 20000]) await history.want(start, Infinity);
   return jointsOf([...history.spans.values()], (id) => (id === "parked" ? Infinity : 0)).map(
@@ -260,7 +263,10 @@ STAYS: Final = """async () => {
 def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_workload_was(
     browser: Browser, web_fleet: WebFleet
 ) -> None:
-    """A workload that began in the loaded time was nowhere before. Each time is asked for once."""
+    """A workload that began in the loaded time was nowhere before. Each time is asked for once.
+
+    One of them was restored after the loaded time.
+    """
 
     def span(name: str, workload: str, gpu: str, begin: int, end: int | None) -> dict[str, object]:
         ends = {} if end is None else {"end_time": end}
@@ -269,6 +275,7 @@ def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_wo
 
     loaded = [span("s-3", "restored", "3", 42_000, None), span("s-5", "new", "5", 41_000, None)]
     stays = [span("s-1", "parked", "1", 2_000, 8_000), span("s-2", "restored", "2", 3_000, 9_000)]
+    stays += [span("s-6", "away", "8", 2_000, 8_000), span("s-7", "away", "9", 60_000, 70_000)]
     asked: list[str] = []
 
     def tell(route: Route) -> None:
@@ -280,9 +287,9 @@ def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_wo
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
         page.route("**/api/stays?*", tell)
-        assert page.evaluate(STAYS) == ["restored parked 2 3", "parked parked 1 now"]
+        assert page.evaluate(STAYS) == ["restored parked 2 3", "parked parked 1 now", "away parked 8 9"]
     assert [one for one in asked if one.startswith("stays")] == [
-        "stays?end=40000&workload=parked&workload=restored",
+        "stays?end=40000&workload=parked&workload=away&workload=restored",
     ]
 
 
@@ -296,7 +303,7 @@ def test_the_last_stay_of_a_workload_before_a_time_is_served(fleet: WebFleet) ->
     newest, oldest = spans
     workload, before = newest["workload_id"], newest["begin_time"] - 1
     asked = f"/api/stays?end={before}&workload={workload}&workload=unknown"
-    assert client.get(asked).json["spans"] == [oldest]
+    assert client.get(asked).json["spans"] == [oldest, newest]
     assert client.get(f"/api/stays?workload={workload}").json["spans"] == [newest]
     assert client.get("/api/stays?" + "&".join(["workload=a"] * 51)).status == 400
 
@@ -620,3 +627,29 @@ def test_a_parked_time_covers_no_bar_of_other_workloads(browser: Browser, web_fl
     }
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(POINTED, list(points)) == list(points.values())
+
+
+SLOW_CLOCK: Final = """
+const present = Date.now;
+Date.now = () => present() - 600000;
+"""
+
+
+@pytest.mark.long
+def test_an_addressed_time_is_kept_although_the_clock_of_the_browser_is_slow(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """The address is read before the server's time is known. A time in the future is now."""
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SLOW_CLOCK)
+        page.route("**/api/session", lambda route: asked.append(route))
+        follow = page.locator("button[aria-pressed]", has_text=re.compile("Follow"))
+        for ahead_s, told in ((-30, "Follow now"), (3600, "Following now")):
+            asked.clear()
+            page.goto(f"{web_fleet.url}timeline?range=60000&end={int(1000 * (time.time() + ahead_s))}")
+            expect(follow).to_have_text("Follow now")
+            next_request(page, asked).continue_()
+            expect(page.locator("#who")).to_contain_text("admin")
+            expect(follow).to_have_text(told)
+            expect(page).to_have_url(re.compile("&end=" if told == "Follow now" else r"range=60000$"))

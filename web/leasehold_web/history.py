@@ -3,7 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import grpc
@@ -61,21 +62,29 @@ async def get_history(request: web.Request) -> web.Response:
 
 
 async def get_stays(request: web.Request) -> web.Response:
-    """The spans of the last lease of some workloads that began before a time. Unknown workloads have none."""
+    """The leases of some workloads around a time: the last one before it, and the first one after it.
+
+    Unknown workloads have none. A workload with very many later leases has none after the time.
+    """
     api = await request[SESSION].entry.api()
     workloads, end = _workloads(request), _moment(request, "end")
     places = asyncio.Semaphore(STAY_CALLS)
 
     async def of_workload(workload: str) -> list[LeaseSpan]:
-        asked = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, end_time=end)
+        before = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, end_time=end)
+        after = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, start_time=end)
+        call = partial(api.events.ListLeaseHistory, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
         async with places:
             try:
-                page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+                found = _first_lease((await call(before)).spans)
+                if end is not None:
+                    page = await call(after)
+                    found += [] if page.next_page_token else _first_lease(_begun(page.spans, end)[::-1])
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
                     return []
                 raise
-        return _last_stay(page.spans)
+        return found
 
     stays = await asyncio.gather(*map(of_workload, workloads))
     return answer({"spans": await documents_of(request, [span for stay in stays for span in stay])})
@@ -108,8 +117,13 @@ async def get_marks(request: web.Request) -> web.Response:
     return answer(found)
 
 
-def _last_stay(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
-    """The spans of the newest lease among spans of one workload, the latest first."""
+def _begun(spans: Iterable[LeaseSpan], moment: Timestamp) -> list[LeaseSpan]:
+    """The spans that began at a time or later."""
+    return [span for span in spans if span.begin_time.ToNanoseconds() >= moment.ToNanoseconds()]
+
+
+def _first_lease(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
+    """The spans of the first lease among spans of one workload."""
     leased = [span for span in spans if span.state == SLOT_STATE_LEASED]
     return [span for span in leased if span.lease_id == leased[0].lease_id]
 

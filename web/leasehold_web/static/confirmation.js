@@ -174,7 +174,9 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       const needsPlan = dialog.isConnected && isRefusedForNow && isStrict && plannedActions.length > 0; // the state has changed since the plan
       const more = needsPlan ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
+      const hadFocus = document.activeElement === yes || document.activeElement === document.body;
       yes.disabled = isCertain && (needsPlan || !error.isTransient);
+      if (yes.disabled && hadFocus && dialog.isConnected) (planBox.querySelector("button") ?? body).focus();
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
         yes.disabled = isSending;

@@ -63,6 +63,7 @@ export class DryRun {
 
   wait(part) {
     part.isAsked = false;
+    part.plan = undefined;
     this.draw(part, h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
   }
 
@@ -89,16 +90,21 @@ export class DryRun {
   async askFor(part) {
     try {
       const { plans } = await ask("/api/plan", { body: part.action, signal: this.signal });
-      this.draw(part, planView(plans[0]));
+      this.draw(part, planView(plans[0]), plans[0].refusals?.length > 0 && h("p", {}, this.again(part)));
       part.plan = plans[0];
       this.warn();
       this.onPlan(part.plan);
     } catch (error) {
       if (error.name === "AbortError") return;
       if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
-      const again = error.isTransient && h("button", { type: "button", onclick: () => this.askAgain(part) }, "Ask again");
+      const again = error.isTransient && this.again(part);
       this.draw(part, h("div", { class: "box bad", role: "alert" }, withNames(error.message), again && ". ", again));
     }
+  }
+
+  // A later plan may be another one.
+  again(part) {
+    return h("button", { type: "button", onclick: () => this.askAgain(part) }, "Ask again");
   }
 
   askAgain(part) {

@@ -221,8 +221,8 @@ export function show(main) {
   }
 
   function countAll() {
-    if (live.refused && !live.workers.size) {
-      replace(counts);
+    if ((live.refused || live.isLoading) && !live.workers.size) {
+      replace(counts); // they are unknown
       return;
     }
     const states = {};

@@ -118,7 +118,8 @@ export class History {
     if (!this.query) await this.loadStays(this.known[0]);
   }
 
-  // Loads where workloads were before a time, since a parked time that began earlier leads from there.
+  // Loads where workloads were before a time, since a parked time that began earlier leads from there. It leads to their
+  // next stay, which may lie after all loaded ones.
   async loadStays(time) {
     const wanted = this.withoutStay(time);
     this.lacksStays = wanted.length > STAYS_LIMIT;
@@ -130,9 +131,11 @@ export class History {
     }
   }
 
-  // The workloads that may have a stay before a time, none of which is known.
+  // The workloads that may have a stay before a time, none of which is known: the parked ones, and those that have GPUs
+  // now. The latter were parked if they have no stay in the loaded time.
   withoutStay(time) {
-    const begins = new Map([...live.workloads.values()].filter(isParked).map((one) => [one.workload_id, Infinity]));
+    const candidates = [...live.workloads.values()].filter((one) => isParked(one) || one.status?.lease);
+    const begins = new Map(candidates.map((one) => [one.workload_id, Infinity]));
     for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
     const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
     return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);

@@ -211,6 +211,7 @@ export function show(main) {
   let freshAt = 0;
   const endChanges = onChange((changes) => {
     if (changes.has("gap")) history.forget();
+    if (changes.has("state") && !time.isFollowing && time.settle()) moved();
     if (freshTimer || !["worker", "gpu", "workload", "command", "state"].some((kind) => changes.has(kind))) return;
     // The coordinator stores a change with the answer to the question for it.
     freshTimer = setTimeout(() => {

@@ -1,5 +1,5 @@
 // The time in sight of the timeline: its length, its end, and whether it follows now. Times in ms.
-import { now } from "/static/server_time.js";
+import { isTimeKnown, now } from "/static/server_time.js";
 
 const MINUTE = 60000;
 const LEAST = 10000;
@@ -14,9 +14,18 @@ export class TimeWindow {
     const [range, end] = ["range", "end"].map((name) => Number(query.get(name)));
     this.range = range >= LEAST && range <= MOST ? range : 5 * MINUTE;
     this.follow();
-    if (!(end > 0 && end < this.end)) return;
+    if (!(end > 0)) return;
     this.rest();
     this.end = end;
+    this.settle();
+  }
+
+  // Follows now instead of a time in the future, once the server's time is known: the browser's clock may be slow.
+  // Returns whether it does so.
+  settle() {
+    const isAhead = isTimeKnown() && this.end > now() + this.range * AHEAD;
+    if (isAhead) this.follow();
+    return isAhead;
   }
 
   // The query of an address that shows the same.

@@ -8,6 +8,7 @@ import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
+import { learnFromHistory } from "/static/names.js";
 import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
@@ -114,6 +115,7 @@ export function show(main, id) {
       draw();
       drawCommands();
       drawEvents();
+      learnFromHistory(found.commands).then(() => !isOver && drawCommands()); // partners that have ended
     };
     drawCheckpoints = (answer) => {
       checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them

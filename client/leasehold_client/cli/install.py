@@ -19,7 +19,6 @@ from leasehold_client.cli.exit_codes import fail
 from leasehold_client.config import read_settings_file
 from leasehold_client.display.standard_output import echo, echo_lines
 from leasehold_client.errors import LeaseholdError, UsageError
-from leasehold_client.plugins import PLUGINS, missing_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,11 +201,6 @@ def _require_no_workloads(state_directory: Path) -> None:
     """
     if not any(state_directory.glob("journal.sqlite3*")):
         return  # the worker has never served
-    if missing := missing_module(PLUGINS["worker"]):
-        raise LeaseholdError(
-            f"the worker's journal in {state_directory} can't be read without {missing}, so its workloads "
-            "are unknown: use the `leasehold` that runs the worker"
-        )
     from leasehold.v1.workload_pb2 import WorkloadState
 
     from leasehold_client.coordinator.workload_watch import ENDED

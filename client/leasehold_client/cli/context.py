@@ -54,6 +54,7 @@ def list_contexts(output: str) -> None:
     from leasehold_client.messages import ago_text
 
     contexts = read_contexts()
+    warn_of_variables(contexts.current)
     if output != "table":
         shown = ("name", "identity", "coordinator", "expire_s", "renew_s")
         listed = [{key: getattr(one, key) for key in shown} for one in contexts.by_name.values()]
@@ -83,6 +84,7 @@ def use(name: str) -> None:
         if name == "-":
             write(replace(contexts, current=""))
             echo("no context is current")
+            warn_of_variables("")
             return
         chosen = contexts.get(name)
         chosen.require_valid()

@@ -149,6 +149,12 @@ def is_about_worker(command: Command) -> bool:
     return operation_name(command) in ABOUT_WORKERS
 
 
+def gpu_targets(command: Command) -> Sequence[str]:
+    """UUIDs of the GPUs that are the target of a command. Empty: a workload or a whole worker is."""
+    operation = command.operation
+    return operation.cordon.gpu_uuids or operation.uncordon.gpu_uuids or operation.reset_gpu_health.gpu_uuids
+
+
 def reason_name(reason: ErrorReason.ValueType) -> str:
     """A reason without its prefix."""
     return enum_name(ErrorReason.Name, reason, "ERROR_REASON_")

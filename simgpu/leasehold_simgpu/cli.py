@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from leasehold_simgpu.chips import CHIPS
-from leasehold_simgpu.cli_types import SizeType, ThrottleReasonType, directory_option
+from leasehold_simgpu.cli_types import DirectoryType, SizeType, ThrottleReasonType, directory_option
 from leasehold_simgpu.errors import InvalidSettingError, SimgpuError
 from leasehold_simgpu.fault_cli import fault_group
 from leasehold_simgpu.faults import CALL_OF_ACTION
@@ -76,7 +76,7 @@ def command() -> None:
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DirectoryType(file_okay=False, path_type=Path),
     help="Keep the host in this directory. An existing host is used unchanged, and options that would change "
     "it are refused.",
 )

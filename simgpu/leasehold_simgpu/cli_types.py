@@ -47,6 +47,16 @@ class SignalType(click.ParamType[int]):
         return signal.Signals[name]
 
 
+class DirectoryType(click.Path):
+    """A directory. As a path, empty text would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuses empty text."""
+        if value == "":
+            self.fail("the value is empty: give one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class ThrottleReasonType(click.ParamType[int]):
     """Reasons of throttling by name."""
 
@@ -70,7 +80,7 @@ def directory_option(command: _Command) -> _Command:
         "--dir",
         "directory",
         envvar=DIRECTORY_VARIABLE,
-        type=click.Path(file_okay=False, path_type=Path),
+        type=DirectoryType(file_okay=False, path_type=Path),
         required=True,
         help=f"The host's directory. Default: ${DIRECTORY_VARIABLE}.",
     )(command)

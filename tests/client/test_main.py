@@ -65,6 +65,32 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     assert CliRunner().invoke(main.leasehold, ["nothing"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "demo --dir =",
+        "demo --counter =",
+        "run --hooks = -- true",
+        "context use =",
+        "install worker --join-file =",
+        "uninstall worker --user =",
+        "backup create =",
+        "doctor --config =",
+        "simgpu exec --dir = -- true",
+        "simgpu show --dir =",
+    ],
+)
+def test_an_empty_value_is_refused(
+    bare_leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: str
+) -> None:
+    """As a path, empty text would be the working directory."""
+    monkeypatch.chdir(tmp_path)
+    done = bare_leasehold(*("" if word == "=" else word for word in arguments.split()))
+    assert (done.code, done.stdout) == (2, "")
+    assert "the value is empty: give one" in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plugins.MODULES, "nothing", ())
     monkeypatch.setitem(

@@ -28,13 +28,17 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signa
     told = tmp_path / "told"
     with told.open("w") as output:
         demo = Forked(
-            COMMAND_LINE, ["demo", "--dir", str(tmp_path)], stdout=output, stderr=output, env=os.environ
+            COMMAND_LINE,
+            ["demo", "--dir", str(tmp_path / "demo")],
+            stdout=output,
+            stderr=output,
+            env=os.environ,
         )
     try:
         while "run counter-3: " not in told.read_text():
             assert demo.poll() is None, told.read_text()
             time.sleep(0.01)
-        second = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=30)
+        second = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path / "demo")], env=os.environ, timeout=30)
         assert second.returncode == 2
         assert "another demonstration uses the folder" in second.stderr
         demo.send_signal(number)

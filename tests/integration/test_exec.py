@@ -439,7 +439,7 @@ def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     else:
         restarting_host.stop_worker()
     restarting_host.wait_counting(counter)
-    restarting_host.wait_line(waiting, "the worker is restarting; waiting again", "err")
+    restarting_host.wait_line(waiting, "the worker has ended or restarts; waiting again", "err")
     restarting_host.start_worker()
     after = restarting_host.workloads()["counter"]
     assert after.status.lease.lease_id == before.status.lease.lease_id

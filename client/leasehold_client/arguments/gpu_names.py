@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _IDS: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b")
 """UUIDs of GPUs, and ids of workloads."""
 
+SHORT_UUID: Final = len("GPU-") + 8
+"""Characters of a UUID that are enough for people."""
+
 
 def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:
     """Resolves a name to a UUID.
@@ -107,6 +110,11 @@ def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
         if gpu.workload_name:
             places[gpu.lease.workload_id] = gpu.workload_name
     return places
+
+
+def places_text(uuids: Iterable[str], places: Mapping[str, str]) -> str:
+    """Names GPUs by worker/slot, and unknown GPUs by the first digits of their UUIDs."""
+    return ", ".join(places.get(uuid, uuid[:SHORT_UUID]) for uuid in uuids)
 
 
 def has_ids(text: str) -> bool:

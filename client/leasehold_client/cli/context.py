@@ -14,7 +14,7 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.parameter_types import NamedPath
+from leasehold_client.cli.parameter_types import NamedPath, not_empty
 from leasehold_client.cli.verb import output_option, warn_of_variables
 from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
 from leasehold_client.display.standard_output import echo
@@ -54,6 +54,7 @@ def list_contexts(output: str) -> None:
     from leasehold_client.messages import ago_text
 
     contexts = read_contexts()
+    warn_of_variables(contexts.current)
     if output != "table":
         shown = ("name", "identity", "coordinator", "expire_s", "renew_s")
         listed = [{key: getattr(one, key) for key in shown} for one in contexts.by_name.values()]
@@ -74,7 +75,7 @@ def list_contexts(output: str) -> None:
 
 
 @context.command(epilog=examples("leasehold context use alice", "leasehold context use -"))
-@click.argument("name", metavar="NAME|-", shell_complete=complete_contexts)
+@click.argument("name", metavar="NAME|-", callback=not_empty, shell_complete=complete_contexts)
 @_told
 def use(name: str) -> None:
     """Make a context the current one; - means none."""
@@ -83,6 +84,7 @@ def use(name: str) -> None:
         if name == "-":
             write(replace(contexts, current=""))
             echo("no context is current")
+            warn_of_variables("")
             return
         chosen = contexts.get(name)
         chosen.require_valid()

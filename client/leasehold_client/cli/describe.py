@@ -64,7 +64,7 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
 def _describe(client: Client, plural: str, name: str) -> None:
     from leasehold_client.cli.listing import targets_of
     from leasehold_client.cli.lookups import gpus_if_known, gpus_to_name, known_checkpoints, worker_names
-    from leasehold_client.display import descriptions, fleet_tables
+    from leasehold_client.display import descriptions, fleet_tables, record_tables
 
     match plural:
         case "workers":
@@ -100,8 +100,7 @@ def _describe(client: Client, plural: str, name: str) -> None:
             descriptions.describe_checkpoint(found[0], owner).echo()
         case _:
             command = client.command(name)
-            target = command.workload_id or command.worker_id
-            about = targets_of(client, [command]).get(target, target)
+            about = record_tables.command_about(command, targets_of(client, [command]))
             descriptions.describe_command(command, about, gpu_places(gpus_if_known(client))).echo()
             events = client.events(
                 limit=descriptions.SECTION_LIMIT, filter=f"command_id = {quoted(command.command_id)}"

@@ -54,7 +54,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
                         lines.show(response.waiting)
         except NoWorkerError:
             if lines.any and not deadline.is_over:
-                echo_error("leasehold: the worker is restarting; waiting again")
+                echo_error("leasehold: the worker has ended or restarts; waiting again")
                 give_up_at = time.monotonic() + RESTART_TIMEOUT_S
             if time.monotonic() > give_up_at:
                 raise

@@ -16,6 +16,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.config import read_settings_file
 from leasehold_client.display.standard_output import echo, echo_lines
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -35,6 +36,7 @@ _USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _dry_run = click.option("--dry-run", is_flag=True, help="Print the steps and the unit, and do nothing.")
 _user = click.option(
     "--user",
+    callback=not_empty,
     metavar="USER",
     help="Unix user of the daemon, which is created if missing. An installed unit keeps its own user.",
 )
@@ -72,7 +74,10 @@ def install_coordinator(
 
 @install.command("worker", epilog=examples("leasehold install worker --join-file gpu-07.token"))
 @click.option(
-    "--join-file", metavar="FILE", help="Join by the token in this file; - reads it from standard input."
+    "--join-file",
+    callback=not_empty,
+    metavar="FILE",
+    help="Join by the token in this file; - reads it from standard input.",
 )
 @click.option(
     "--run-as", metavar="USER|same-name", help="Unix user of workloads, or those of their owners' names."

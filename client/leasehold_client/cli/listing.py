@@ -12,6 +12,7 @@ from leasehold_client.cli.lookups import known_checkpoints, known_gpus, places_i
 from leasehold_client.display import fleet_tables, record_tables
 from leasehold_client.display.tables import Column
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.messages import gpu_targets
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -117,10 +118,15 @@ def list_kind(client: Client, plural: str, query: Query) -> Listing:
 
 
 def targets_of(client: Client, commands: Sequence[Command]) -> dict[str, str]:
-    """Names of the workers and workloads of commands, by id. Only ids, if the coordinator refuses."""
+    """Names of the workers and workloads of commands by id, and of their GPUs by UUID.
+
+    Empty if the coordinator refuses.
+    """
     ids = [*dict.fromkeys(command.workload_id for command in commands if command.workload_id)]
     try:
         names = dict(worker_names(client)) if any(not command.workload_id for command in commands) else {}
+        if any(map(gpu_targets, commands)):
+            names |= gpu_places(client.gpus())
         for begin in range(0, len(ids), NAMED_LIMIT):
             text = " OR ".join(f"workload = {quoted(one)}" for one in ids[begin : begin + NAMED_LIMIT])
             found = client.workloads(include_ended=True, filter=text)

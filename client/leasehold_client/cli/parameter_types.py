@@ -85,7 +85,6 @@ class Number(IntegerType):
         return number
 
 
-@final
 class NamedPath(click.Path):
     """A click parameter type: a path that is not empty. As a path, empty text is the working directory."""
 

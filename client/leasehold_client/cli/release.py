@@ -10,6 +10,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.names import complete_workloads
+from leasehold_client.cli.parameter_types import SingleOption
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.errors import UsageError
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 @click.command(epilog=examples("leasehold release taken", "leasehold release --hold c-5c1e0f"))
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workloads)
-@click.option("--hold", "hold_id", metavar="ID", help="Give up this hold instead: its GPUs become free.")
+@click.option(
+    "--hold",
+    "hold_id",
+    cls=SingleOption,
+    metavar="ID",
+    help="Give up this hold instead: its GPUs become free.",
+)
 @command_options
 @verb
 def release(client: Client, workloads: Sequence[str], hold_id: str | None, options: CommandOptions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Final
 
@@ -55,4 +56,7 @@ def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None
         fail(error)
     except KeyboardInterrupt:
         interrupted("commands that were stored continue: `leasehold get commands` shows them")
+    if code == 128 + signal.SIGHUP:  # the exit would write to the terminal that is gone, and fail with 120
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGHUP)
     sys.exit(code)

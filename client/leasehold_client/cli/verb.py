@@ -103,13 +103,21 @@ dry_run_option = click.option(
 
 
 def warn_of_variables(context: str) -> None:
-    """Tells on standard error which variable keeps verbs from a context that has become the current one."""
+    """Tells on standard error which variables keep verbs from the current context. Empty: there is none."""
     address = os.environ.get(COORDINATOR_VARIABLE)
     name = environment_context(address)
-    if name and name != context:
-        echo_error(f"leasehold: {CONTEXT_VARIABLE} names another context, which verbs use: unset it")
-    elif address and not name:
-        echo_error(f"leasehold: {COORDINATOR_VARIABLE} is set, so verbs use no current context: unset it")
+    hiding = []
+    if context and address and name != context:
+        hiding.append(COORDINATOR_VARIABLE)
+    wanted = os.environ.get(CONTEXT_VARIABLE) if context else name
+    if wanted and wanted != context:
+        hiding.append(CONTEXT_VARIABLE)
+    if hiding:
+        chosen = f"the context {name}" if name else f"the coordinator {address}"
+        current = "the current context" if context else "no context"
+        echo_error(
+            f"leasehold: the environment chooses {chosen}: unset {' and '.join(hiding)} to use {current}"
+        )
 
 
 def workload_list(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from leasehold_client.arguments.selectors import both
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import interrupted
 from leasehold_client.cli.names import complete_workloads
-from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.parameter_types import Seconds, SingleOption
 from leasehold_client.cli.selection import Selection, name_list, selection_options
 from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo
@@ -76,11 +76,11 @@ class ConditionType(TextParameter):
 @click.option(
     "--for",
     "condition",
+    cls=SingleOption,
     type=ConditionType(),
     default="ready",
-    show_default=True,
     metavar="CONDITION",
-    help="ready, ended, or state=STATE, such as state=RUNNING.",
+    help="ready, ended, or state=STATE, such as state=RUNNING.  [default: ready]",
 )
 @click.option(
     "--timeout",

@@ -88,8 +88,9 @@ def explain_closed(details: str, address: str, certificate: Path | None) -> str 
         return (
             f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate of "
             "its own authority: on the coordinator's host, leave out --coordinator and LEASEHOLD_COORDINATOR "
-            "so that its socket is used; elsewhere, `leasehold login --token -` with a token of "
-            "`leasehold token create --user NAME` gets one, unless the coordinator was just stopped"
+            "so that its socket is used, or name its socket by --coordinator unix:PATH; elsewhere, "
+            "`leasehold login --token -` with a token of `leasehold token create --user NAME` gets one, "
+            "unless the coordinator was just stopped"
         )
     secure = address.removeprefix(INSECURE_SCHEME)
     return (

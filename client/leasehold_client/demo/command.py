@@ -6,6 +6,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.parameter_types import NamedPath
 
 
 @click.command(epilog=examples("leasehold demo", "leasehold demo --keep"))
@@ -13,12 +14,12 @@ from leasehold_client.cli.examples import examples
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
-    help="Folder for stores and logs, which is kept.  [default: a temporary folder]",
+    type=NamedPath(path_type=Path),
+    help="New or empty folder for stores and logs, which is kept.  [default: a temporary folder]",
 )
 @click.option(
     "--counter",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=NamedPath(exists=True, dir_okay=False, path_type=Path),
     help="The counting program.  [default: examples/counter.py of Leasehold]",
 )
 @click.option(

@@ -103,6 +103,10 @@ def _folder(wanted: Path | None) -> Iterator[Path]:
                     f"the folder {wanted} has the fleet of an earlier demonstration, whose GPUs are gone: "
                     "name another folder with --dir, or delete it"
                 )
+            if any(wanted.iterdir()):  # the coordinator closes its folder to other users
+                raise UsageError(
+                    f"the folder {wanted} has other files: name a new or an empty folder with --dir"
+                )
             yield wanted.resolve()
         finally:
             os.close(descriptor)

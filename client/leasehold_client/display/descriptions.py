@@ -229,7 +229,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
 
     Args:
         command: The command.
-        about: Name of its workload or worker.
+        about: Names of its workload, GPUs or worker.
         places: Short names of GPUs by UUID.
     """
     shown = Description()
@@ -237,6 +237,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
     shown.add("Id", command.command_id)
     shown.add("Operation", operation_name(command))
     shown.add("About", about)
+    shown.add("Reason", command.operation.cordon.reason)
     shown.add("State", command_state(command))
     shown.add("Phase", command.phase)
     is_cancelling = command.cancel_requested and not has_ended(command.state)

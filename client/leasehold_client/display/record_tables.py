@@ -11,7 +11,7 @@ from leasehold.v1.enrolment_service_pb2 import JoinToken
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.event_pb2 import Event, EventKind
 
-from leasehold_client.arguments.gpu_names import with_places
+from leasehold_client.arguments.gpu_names import places_text, with_places
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display.tables import Column
@@ -19,6 +19,7 @@ from leasehold_client.messages import (
     age_text,
     command_state,
     enum_name,
+    gpu_targets,
     operation_name,
     reason_name,
     time_text,
@@ -74,21 +75,29 @@ def _outcome(entry: AuditEntry) -> str:
     return enum_name(AuditOutcome.Name, entry.outcome, "AUDIT_OUTCOME_")
 
 
+def command_about(command: Command, names: Mapping[str, str]) -> str:
+    """The target of a command: a workload, GPUs or a worker.
+
+    Args:
+        command: The command.
+        names: Names of workloads and workers by id, and of GPUs by UUID. Without a name, the id is shown.
+    """
+    if uuids := gpu_targets(command):
+        return places_text(uuids, names)
+    target = command.workload_id or command.worker_id
+    return names.get(target, target)
+
+
 def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:
     """Columns of commands.
 
     Args:
-        names: Names of workloads and workers by id. An id without a name is shown itself.
+        names: Names as for :func:`command_about`.
     """
-
-    def about(command: Command) -> str:
-        target = command.workload_id or command.worker_id
-        return names.get(target, target)
-
     return (
         Column("ID", lambda command: command.command_id),
         Column("OPERATION", operation_name),
-        Column("ABOUT", about, drop=3, shrinks=True),
+        Column("ABOUT", lambda command: command_about(command, names), drop=3, shrinks=True),
         Column("STATE", _command_state, is_state=True),
         Column("AGE", lambda command: age_text(command.create_time), drop=1),
         Column("PHASE", lambda command: command.phase or _no_value(command), is_wide=True),

@@ -202,6 +202,7 @@ def _command_lines(command: Command, about: str, worker_name: str, now_s: float)
     lines = _facts(
         [
             ("about", about),
+            ("reason", command.operation.cordon.reason),
             ("worker", worker_name),
             ("state", enum_name(CommandState.Name, command.state, "COMMAND_STATE_")),
             ("phase", "" if has_ended(command.state) else phase_text(command)),

@@ -10,7 +10,8 @@ from leasehold.v1.gpu_pb2 import GpuSample
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_client.messages import PARKED, enum_name
+from leasehold_client.arguments.gpu_names import places_text
+from leasehold_client.messages import PARKED, enum_name, gpu_targets
 from leasehold_client.top.fleet_model import FleetModel, workload_ids
 from leasehold_client.top.parked_sizes import parked_size
 from leasehold_client.top.plain_filter import contains_words
@@ -190,10 +191,12 @@ def _age_key(command: Command) -> int:
 
 
 def command_about(model: FleetModel, command: Command) -> str:
-    """Names of the workloads of a command, or of its worker."""
+    """Names of the workloads of a command, of its GPUs, or of its worker."""
     if command.operation.WhichOneof("kind") == "run" and command.operation.run.name:
         return command.operation.run.name
     names = sorted(model.workload_name(one) for one in workload_ids(command))
+    if uuids := gpu_targets(command):
+        return places_text(uuids, model.places())
     return ", ".join(names) or model.worker_name(command.worker_id)
 
 

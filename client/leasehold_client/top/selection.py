@@ -1,5 +1,7 @@
 """What a key acts on: the workload, the command, the host or the GPU of a row. Pure."""
 
+from typing import Final
+
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
@@ -9,6 +11,8 @@ from leasehold_client.errors import UsageError
 from leasehold_client.messages import PARKED, operation_name
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
+
+_OTHER_LIST: Final = "the list of commands has the focus: press Tab, choose {kind}, and press {key} again"
 
 
 def workload_of(row: Row | None, key: str) -> Workload:
@@ -24,6 +28,8 @@ def workload_of(row: Row | None, key: str) -> Workload:
     match row:
         case SlotRow(workload=Workload() as workload) | WorkloadRow(workload=workload):
             return workload
+        case CommandRow():
+            raise UsageError(_OTHER_LIST.format(kind="a workload", key=key))
         case _:
             raise UsageError(f"choose a GPU with a workload, or a parked workload, and press {key} again")
 
@@ -53,6 +59,8 @@ def cordon_target(row: Row | None) -> Worker | FleetGpu:
             return row.worker
         case SlotRow():
             return row.gpu
+        case CommandRow():
+            raise UsageError(_OTHER_LIST.format(kind="a host or a GPU", key="c"))
         case _:
             raise UsageError("choose a host or a GPU, and press c again")
 

@@ -8,6 +8,7 @@ that, so its input loop is replaced here.
 
 import os
 import selectors
+import signal
 from codecs import getincrementaldecoder
 from typing import Final, final
 
@@ -73,7 +74,7 @@ class TerminalDriver(LinuxDriver):
                 if selector.select(POLL_S):
                     data = self._read()
                     if not data:
-                        self._app.call_later(self._app.exit, return_code=1)
+                        self._app.call_later(self._app.exit, return_code=128 + signal.SIGHUP)
                         return
                     # One by one: a sequence that fails does not take the beginning of a paste with it.
                     for character in decoder.decode(data):

@@ -9,18 +9,21 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from leasehold.v1 import command_pb2, event_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.event_pb2 import Event, EventKind
 from leasehold.v1.event_service_pb2 import WatchEventsResponse
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.gpu_conditions import ConditionChange
+from leasehold_coordinator.core.gpu_texts import listed
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.owner_views import acting
 from leasehold_coordinator.core.workload_states import RUNNING, state_name
@@ -167,8 +170,16 @@ class Events:
         if holder is not None:
             _name_workload(event, holder)
 
-    def of_command(self, command: Command, *, workload_name: str, worker_name: str) -> Event | None:
+    def of_command(
+        self, command: Command, *, workload_name: str, worker_name: str, slots: Mapping[str, int]
+    ) -> Event | None:
         """The event of a command that was created, ended or became UNKNOWN. The caller stores both together.
+
+        Args:
+            command: The command.
+            workload_name: The name of its workload.
+            worker_name: The name of its worker.
+            slots: The slots of the worker's GPUs by UUID.
 
         Returns:
             The event. None: other steps of a command have no event.
@@ -183,6 +194,9 @@ class Events:
             return None
         operation = (command.operation.WhichOneof("kind") or "operation").replace("_", " ")
         of_what = workload_name if command.workload_id else f"worker {worker_name}"
+        if uuids := _gpu_targets(command.operation):
+            places = [f"{worker_name}/{slots[uuid]}" if uuid in slots else uuid for uuid in uuids]
+            of_what = listed(places, ", ")
         state = CommandState.Name(command.state).removeprefix("COMMAND_STATE_")
         why = f": {command.error.message}" if command.HasField("error") else ""
         event = self._event(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
@@ -239,6 +253,11 @@ class Events:
                 self._waiting.clear()
                 self._waiting.extend([*batch, *later])
                 raise
+
+
+def _gpu_targets(operation: Operation) -> Sequence[str]:
+    """UUIDs of the GPUs that are the target of an operation. Empty: a workload or a whole worker is."""
+    return operation.cordon.gpu_uuids or operation.uncordon.gpu_uuids or operation.reset_gpu_health.gpu_uuids
 
 
 def _name_workload(event: Event, workload: Workload) -> None:

@@ -317,6 +317,7 @@ class Fleet:
             command,
             workload_name=workload.name if workload else name,
             worker_name=known.hello.name if known else worker_name or command.worker_id,
+            slots={gpu.uuid: gpu.slot for gpu in known.hello.gpus} if known else {},
         )
 
     async def save_command(

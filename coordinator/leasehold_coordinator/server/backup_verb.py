@@ -26,6 +26,13 @@ def command() -> None:
     """
 
 
+def _given_path(context: click.Context, param: click.Parameter, value: str) -> Path:
+    """Refuses empty text. As a path, empty text is the working directory."""
+    if not value:
+        raise click.BadParameter("the value is empty: give one", context, param)
+    return Path(value)
+
+
 def settings(function: Callable[..., None]) -> Callable[..., None]:
     """The options that name a coordinator's files."""
     options = (
@@ -48,7 +55,7 @@ def settings(function: Callable[..., None]) -> Callable[..., None]:
             envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
             help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
         ),
-        click.argument("file", type=click.Path(path_type=Path)),
+        click.argument("file", callback=_given_path),
     )
     for option in options:
         function = option(function)

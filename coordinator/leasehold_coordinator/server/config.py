@@ -5,7 +5,9 @@ import errno
 import ipaddress
 import os
 import re
+import shlex
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,8 @@ from leasehold_coordinator.server.ports import INSECURE_SCHEME
 from leasehold_coordinator.server.settings_keys import explain, require_known
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
+SYSTEM_SOCKET: Final = Path("/run/leasehold/coordinator/coordinator.sock")
+"""The socket of a coordinator for all users of its host, as clients know it."""
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
 JOIN_PORT: Final = 7402
@@ -207,6 +211,14 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if "://" in self.store:
             return Path(self.state_dir) / "coordinator.sock"
         return Path(self.store).with_suffix(".sock")
+
+    @property
+    def socket_option(self) -> str:
+        """The option by which a client of this host finds the socket. Empty: a default socket needs none."""
+        path, known = self.socket_path.absolute(), [SYSTEM_SOCKET]
+        with suppress(StartError):  # no home directory
+            known.append(Path(default_state_directory()).absolute() / "coordinator.sock")
+        return "" if path in known else f"--coordinator {shlex.quote(f'unix:{path}')}"
 
 
 def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:

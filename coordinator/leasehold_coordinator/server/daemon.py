@@ -73,7 +73,7 @@ def _serve(config: CoordinatorConfig) -> None:
         if web:
             click.echo(_HOW_TO_BROWSE.format(url=web, token=Path(config.state_dir) / CLIENT_FILE))
         if config.join_address:
-            click.echo(_how_to_join(clients, workers))
+            click.echo(_how_to_join(clients, workers, config.socket_option))
         if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
             logger.warning(_FEW_FILES, most, scaled(CLIENT_CONNECTIONS), DESCRIPTORS)
 
@@ -85,18 +85,23 @@ _HOW_TO_BROWSE: Final = "  web page on {url}: log in with the content of {token}
 
 _JOINS: Final = "  other hosts need client certificates, which they get for join tokens:"
 _WORKER_JOINS: Final = (
-    "  a worker: `leasehold token create --worker NAME` here, then `leasehold worker --join -` on its host"
+    "  a worker: `{create} --worker NAME` here, then `leasehold worker --join -` on its host"
 )
 _PERSON_JOINS: Final = (
-    "  a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"
+    "  a person: `{create} --user NAME` here, then `leasehold login --token -` on their host"
 )
 _NOBODY_JOINS: Final = "  no other host can join: name an address off loopback by --listen or --worker-listen"
 
 
-def _how_to_join(clients: str, workers: str) -> str:
+def _how_to_join(clients: str, workers: str, socket_option: str) -> str:
     """How others join. A listener on loopback asks for no certificate, so there are no tokens for it."""
+    create = f"leasehold token create {socket_option}".rstrip()
     listeners = {workers: _WORKER_JOINS, clients: _PERSON_JOINS}
-    lines = [line for address, line in listeners.items() if not is_loopback(address.rpartition(":")[0])]
+    lines = [
+        line.format(create=create)
+        for address, line in listeners.items()
+        if not is_loopback(address.rpartition(":")[0])
+    ]
     return "\n".join([_JOINS, *lines]) if lines else _NOBODY_JOINS
 
 

@@ -3,16 +3,18 @@
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, event_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import GetCommandResponse, ListCommandsResponse
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.event_service_pb2 import ListEventsResponse
 from leasehold.v1.fleet_service_pb2 import GetWorkerResponse, ListWorkersResponse
+from leasehold.v1.operation_pb2 import CordonOperation
 from leasehold.v1.worker_pb2 import Capability, Worker
 from leasehold.v1.workload_service_pb2 import GetWorkloadResponse, ListWorkloadsResponse
 
 from tests.client.checkpoints import MADE, serve
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
+from tests.client.scripted_coordinator import A, ScriptedCoordinator, command, workload
 
 ALPHA = Worker(
     worker_id="w-1",
@@ -132,6 +134,23 @@ def test_a_command_whose_cancellation_is_requested(
     assert "cancelling" not in leasehold("get", "commands").stdout
     asked.state = command_pb2.COMMAND_STATE_SUCCEEDED
     assert "Cancellation" not in described(leasehold, "command", "c-1")
+
+
+@pytest.mark.parametrize("kind", ["cordon", "uncordon", "reset_gpu_health"])
+def test_a_command_about_gpus_names_them(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, kind: str
+) -> None:
+    asked = Command(command_id="c-1", worker_id="w-1", state=command_pb2.COMMAND_STATE_SUCCEEDED)
+    getattr(asked.operation, kind).gpu_uuids.extend([A, f"GPU-{'9' * 8}-0000"])
+    fleet.answers |= {
+        "GetCommand": lambda request, context: GetCommandResponse(command=asked),
+        "ListCommands": lambda request, context: ListCommandsResponse(commands=[asked]),
+    }
+    assert described(leasehold, "command", "c-1")["About"] == "alpha/0, GPU-99999999"
+    assert "  alpha/0, GPU-99999999  " in leasehold("get", "commands").stdout
+    asked.operation.cordon.CopyFrom(CordonOperation(reason="a\nfan"))
+    assert described(leasehold, "command", "c-1")["About"] == "alpha"
+    assert described(leasehold, "command", "c-1")["Reason"] == "a\\nfan"
 
 
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from leasehold_client.cli.verb import warn_of_variables
+from leasehold_client.contexts import Context, Contexts, locked_contexts
 
 from tests.client.conftest import CommandLine
 from tests.settings_files import make_unreadable
@@ -20,31 +21,70 @@ def test_a_join_token_in_no_regular_file_is_refused_at_once(
     assert f"{file} is not a regular file: write the join token into one, or use `--token -`" in done.stderr
 
 
+BOTH = "LEASEHOLD_COORDINATOR and LEASEHOLD_CONTEXT"
+
+
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("current", "variables", "chosen", "hiding"),
     [
-        ({}, ""),
-        ({"LEASEHOLD_CONTEXT": "alice"}, ""),
-        ({"LEASEHOLD_CONTEXT": "", "LEASEHOLD_COORDINATOR": ""}, ""),
+        ("alice", {}, "", ""),
+        ("alice", {"LEASEHOLD_CONTEXT": "alice"}, "", ""),
+        ("alice", {"LEASEHOLD_CONTEXT": "alice", "LEASEHOLD_COORDINATOR": "host:1"}, "", ""),
+        ("alice", {"LEASEHOLD_CONTEXT": "", "LEASEHOLD_COORDINATOR": ""}, "", ""),
         (
+            "alice",
             {"LEASEHOLD_CONTEXT": "alice", "LEASEHOLD_COORDINATOR": "unix:/x"},
-            "LEASEHOLD_COORDINATOR is set, so verbs use no",
+            "the coordinator unix:/x",
+            "LEASEHOLD_COORDINATOR",
         ),
-        ({"LEASEHOLD_CONTEXT": "bob"}, "LEASEHOLD_CONTEXT names another context"),
+        ("alice", {"LEASEHOLD_CONTEXT": "bob"}, "the context bob", "LEASEHOLD_CONTEXT"),
+        ("alice", {"LEASEHOLD_COORDINATOR": "unix:/x"}, "the coordinator unix:/x", "LEASEHOLD_COORDINATOR"),
         (
-            {"LEASEHOLD_COORDINATOR": "unix:/x"},
-            "LEASEHOLD_COORDINATOR is set, so verbs use no",
+            "alice",
+            {"LEASEHOLD_CONTEXT": "bob", "LEASEHOLD_COORDINATOR": "unix:/x"},
+            "the coordinator unix:/x",
+            BOTH,
         ),
+        ("alice", {"LEASEHOLD_CONTEXT": "bob", "LEASEHOLD_COORDINATOR": "host:1"}, "the context bob", BOTH),
+        ("", {}, "", ""),
+        ("", {"LEASEHOLD_CONTEXT": "bob"}, "the context bob", "LEASEHOLD_CONTEXT"),
+        ("", {"LEASEHOLD_COORDINATOR": "host:1"}, "", ""),
+        (
+            "",
+            {"LEASEHOLD_CONTEXT": "bob", "LEASEHOLD_COORDINATOR": "host:1"},
+            "the context bob",
+            "LEASEHOLD_CONTEXT",
+        ),
+        ("", {"LEASEHOLD_CONTEXT": "bob", "LEASEHOLD_COORDINATOR": "unix:/x"}, "", ""),
     ],
 )
-def test_a_variable_that_hides_the_current_context_is_told(
-    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_variables_that_hide_the_current_context_are_told(
+    current: str,
+    variables: dict[str, str],
+    chosen: str,
+    hiding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("LEASEHOLD_CONTEXT", "LEASEHOLD_COORDINATOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    warn_of_variables("alice")
-    error = capsys.readouterr().err
-    assert told in error
-    assert bool(told) == bool(error)
+    warn_of_variables(current)
+    used = "the current context" if current else "no context"
+    told = f"leasehold: the environment chooses {chosen}: unset {hiding} to use {used}\n" if hiding else ""
+    assert capsys.readouterr().err == told
+
+
+def test_the_verbs_of_contexts_tell_a_variable_that_chooses_another(
+    bare_leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked_contexts() as keep:
+        keep(Contexts("alice", {"alice": Context("alice", "user/alice", "host:1")}))
+    monkeypatch.setenv("LEASEHOLD_CONTEXT", "bob")
+    told = "leasehold: the environment chooses the context bob: unset LEASEHOLD_CONTEXT to use"
+    for output in ("table", "json"):
+        listed = bare_leasehold("context", "list", "-o", output)
+        assert (listed.code, listed.stderr) == (0, f"{told} the current context\n")
+    left = bare_leasehold("context", "use", "-")
+    assert (left.code, left.stdout, left.stderr) == (0, "no context is current\n", f"{told} no context\n")

@@ -152,6 +152,8 @@ def test_an_option_of_the_program_is_none_of_run(bare_leasehold: CommandLine) ->
         ["run", "--worker", "alpha", "--worker", "beta", "--", "true"],
         ["run", "--preempt", "one", "--preempt", "two", "--", "true"],
         ["adopt", "--worker", "alpha", "--worker", "beta", "--pid", "1"],
+        ["wait", "one", "--for", "ended", "--for=state=SUSPENDED"],
+        ["release", "--hold", "c-1", "--hold", "c-2"],
     ],
     ids=" ".join,
 )

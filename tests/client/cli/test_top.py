@@ -38,12 +38,13 @@ class Terminal:
         )
         os.close(theirs)
         self.output = b""
+        self._is_closing = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         try:
-            while piece := os.read(self._ours, 65_536):
+            while not self._is_closing and (piece := os.read(self._ours, 65_536)):
                 self.output += piece
         except OSError:
             pass  # how Linux says that nobody holds the other side any more
@@ -58,6 +59,13 @@ class Terminal:
                 self.process.kill()
                 pytest.fail(f"{text!r} is missing: {self.output[-3000:]!r}")
             time.sleep(0.02)
+
+    def close(self) -> None:
+        """Closes the terminal, as the end of its window does."""
+        self._is_closing = True
+        self.press(b"?")  # its output ends the last read
+        self._reader.join(TIMEOUT_S)
+        os.close(self._ours)
 
     def end(self) -> int:
         """Waits for the end, and returns the exit code."""
@@ -94,6 +102,15 @@ def test_a_signal_restores_the_terminal(fleet: ScriptedFleet, tmp_path: Path) ->
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.end() == 128 + signal.SIGTERM
     assert b"\x1b[?1049l" in terminal.output
+
+
+def test_the_end_of_the_terminal_ends_it_as_the_signal_of_that_end_does(
+    fleet: ScriptedFleet, tmp_path: Path
+) -> None:
+    terminal = Terminal(fleet.scripted.address, tmp_path)
+    terminal.wait_for(b"1 host | 2 GPUs: 2 free")
+    terminal.close()
+    assert terminal.process.wait(TIMEOUT_S) == -signal.SIGHUP
 
 
 @pytest.mark.long

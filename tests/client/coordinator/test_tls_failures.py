@@ -174,5 +174,6 @@ def test_a_client_certificate_that_the_server_refuses(
         assert expected in error.value.message
         is_other = "requires a client certificate" in expected
         assert ("on the coordinator's host, leave out --coordinator" in error.value.message) == is_other
+        assert ("or name its socket by --coordinator unix:PATH; elsewhere" in error.value.message) == is_other
     closed = "UNAVAILABLE: failed to connect to all addresses; last error: Socket closed"
     assert expected in (workers.explain_closed(closed, address, path) or "")

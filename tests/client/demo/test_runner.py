@@ -87,3 +87,14 @@ def test_a_folder_of_an_earlier_demo_is_refused(bare_leasehold: CommandLine, tmp
     done = bare_leasehold("demo", "--dir", str(tmp_path))
     assert (done.code, done.stdout) == (2, "")
     assert "has the fleet of an earlier demonstration, whose GPUs are gone" in done.stderr
+
+
+def test_a_folder_with_other_files_is_left_as_it_is(bare_leasehold: CommandLine, tmp_path: Path) -> None:
+    """The coordinator would close the folder to other users, and put keys into it."""
+    (tmp_path / "notes").touch()
+    tmp_path.chmod(0o755)
+    done = bare_leasehold("demo", "--dir", str(tmp_path))
+    assert (done.code, done.stdout) == (2, "")
+    assert f"the folder {tmp_path} has other files: name a new or an empty folder" in done.stderr
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]

@@ -365,9 +365,9 @@ def test_keys_act_on_the_list_that_has_the_focus(fleet: ScriptedFleet) -> None:
         await page.press("down", "tab")
         for key in ("s", "r", "x", "m"):
             await page.press(key)
-            await page.shows(f"parked workload, and press {key} again")
+            await page.shows(f"press Tab, choose a workload, and press {key} again")
         await page.press("c")
-        await page.shows("choose a host or a GPU, and press c again")
+        await page.shows("press Tab, choose a host or a GPU, and press c again")
         await page.press("tab", "x")
         await page.shows("stop one", "one is RUNNING", "y stop")
 

@@ -120,7 +120,11 @@ def test_matches_of_an_expression(model: FleetModel) -> None:
 def test_commands_have_names(model: FleetModel) -> None:
     model.put_command(command("c-1"))
     model.put_command(command("c-2", ""))
+    of_gpus = command("c-3", "")
+    of_gpus.operation.cordon.gpu_uuids.extend(["GPU-beta-0", "GPU-99999999-0000"])
+    model.put_command(of_gpus)
     assert [(row.key, getattr(row, "about", "")) for row in command_rows(model)] == [
         ("command c-1", "one"),
         ("command c-2", "alpha"),
+        ("command c-3", "beta/0, GPU-99999999"),
     ]

@@ -63,8 +63,9 @@ def test_they_reach_their_worker_and_end_as_it_says(
     found = coordinator.commands.ListCommands(ListCommandsRequest()).commands
     assert [command.command_id for command in reversed(found)] == [one.command_id for one in created]
     told = [event.message for event in listed(coordinator, worker="alpha")]
-    assert "cordon of worker alpha is SUCCEEDED" in told
-    assert "reset gpu health of worker alpha is DISPATCHED" in told
+    assert "cordon of alpha/0 is SUCCEEDED" in told
+    assert "uncordon of worker alpha is SUCCEEDED" in told
+    assert "reset gpu health of alpha/1 is DISPATCHED" in told
 
 
 def test_they_exclude_neither_each_other_nor_a_workload(

@@ -185,7 +185,7 @@ def test_no_text_of_a_worker_makes_an_event_large(tmp_path: Path) -> None:
         events = bench.fleet.events
         error = errors_pb2.Error(message=long.message)
         command = Command(command_id="c-1", state=command_pb2.COMMAND_STATE_FAILED, error=error)
-        ended = events.of_command(command, workload_name="one", worker_name="alpha")
+        ended = events.of_command(command, workload_name="one", worker_name="alpha", slots={})
         events.refused(long, "worker-alpha", "alpha")
         events.protocol_error(long, "worker-alpha", "alpha")
         for event in [ended, *events._waiting]:

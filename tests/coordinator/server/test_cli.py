@@ -10,7 +10,7 @@ import pytest
 from leasehold.v1.worker_pb2 import HostFacts
 from leasehold_coordinator.log_format import LogFormatter
 from leasehold_coordinator.server.cli import command
-from leasehold_coordinator.server.config import LOG_LEVELS
+from leasehold_coordinator.server.config import LOG_LEVELS, CoordinatorConfig
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -59,8 +59,22 @@ def test_a_port_in_use(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
     ("address", "worker_address", "told"),
     [
         ("127.0.0.1:0", "127.0.0.1:0", ["no other host can join"]),
-        ("127.0.0.1:0", "0.0.0.0:0", ["other hosts need", "a worker: `leasehold token create --worker"]),
-        ("0.0.0.0:0", "127.0.0.1:0", ["other hosts need", "a person: `leasehold token create --user"]),
+        (
+            "127.0.0.1:0",
+            "0.0.0.0:0",
+            [
+                "other hosts need",
+                "a worker: `leasehold token create --coordinator unix:{socket} --worker NAME` here,",
+            ],
+        ),
+        (
+            "0.0.0.0:0",
+            "127.0.0.1:0",
+            [
+                "other hosts need",
+                "a person: `leasehold token create --coordinator unix:{socket} --user NAME` here,",
+            ],
+        ),
     ],
     ids=["loopback", "workers", "clients"],
 )
@@ -78,7 +92,25 @@ def test_tokens_are_advised_for_listeners_that_ask_for_certificates(
     finally:
         started.end(signal.SIGTERM)
     assert len(lines) == len(told), lines
+    told = [match.format(socket=tmp_path / "store.sock") for match in told]
     assert all(match in line for match, line in zip(told, lines, strict=True)), lines
+
+
+def test_only_clients_of_another_socket_than_the_default_need_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert not CoordinatorConfig().socket_option
+    assert not CoordinatorConfig(socket="/run/leasehold/coordinator/coordinator.sock").socket_option
+    other = CoordinatorConfig(state_dir=str(tmp_path / "a b"))
+    assert other.socket_option == f"--coordinator 'unix:{tmp_path}/a b/coordinator.sock'"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", _no_home)
+    assert other.socket_option
+
+
+def _no_home() -> Path:
+    raise RuntimeError
 
 
 def test_the_log_has_nothing_that_a_terminal_obeys() -> None:

@@ -2,7 +2,7 @@
 import { age } from "/static/ages.js";
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
-import { withNames, workerName, workloadName } from "/static/live.js";
+import { targetOf, withNames, workerName, workloadName } from "/static/live.js";
 import { bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
@@ -10,7 +10,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const isOver = CONCLUDED.has(command.state);
   return h("article", { class: "command", "data-of": command.command_id },
     h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
-      workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id)),
+      workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, targetOf(command)),
       h("span", { class: "badge" }, command.result?.already_there ? "nothing to do" : lower(command.state)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       !isOver && command.cancel_requested && h("span", { class: "badge" }, "cancellation requested"),
@@ -20,6 +20,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
     command.state === "UNKNOWN" && outOfContact(command),
     !isOver && command.state !== "UNKNOWN" && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
     command.error && command.state !== "UNKNOWN" && h("p", { class: "error" }, withNames(command.error.message)),
+    command.operation?.cordon?.reason && h("p", { class: "why" }, command.operation.cordon.reason),
     phases(command.result ?? {}),
     command.state !== "SUCCEEDED" && members(command),
     (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, withNames(one))));

@@ -3,7 +3,7 @@ import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
 import { learnTime, now } from "/static/server_time.js";
 import { addStream, areReleased } from "/static/window_streams.js";
-import { CONCLUDED, ENDED } from "/static/words.js";
+import { CONCLUDED, ENDED, gpusOf, workloadsOf } from "/static/words.js";
 
 export const live = {
   workers: new Map(),
@@ -302,6 +302,11 @@ const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b/
 // A message of the API with places and names instead of the UUIDs and ids that the page knows.
 export function withNames(text = "") {
   return text.replace(IDS, (id) => (id.startsWith("GPU-") ? placeOf(id) : workloadName(id)));
+}
+
+// The target of a command: its workloads, its GPUs or its host.
+export function targetOf(command) {
+  return workloadsOf(command).map(workloadName).join(", ") || gpusOf(command).map(placeOf).join(", ") || workerName(command.worker_id);
 }
 
 // HOST/SLOT of a GPU, as the command line writes it.

@@ -1,7 +1,7 @@
 // What the timeline shows, as text: for tips, for screen readers and for its table.
-import { live, staleSince, withNames, workerName, workloadName } from "/static/live.js";
+import { live, staleSince, targetOf, withNames, workloadName } from "/static/live.js";
 import { now } from "/static/server_time.js";
-import { lower, moment, operationOf, seconds, when, workloadsOf } from "/static/words.js";
+import { lower, moment, operationOf, seconds, when } from "/static/words.js";
 
 export function nameOf(span) {
   return span.workload_name || (span.workload_id ? workloadName(span.workload_id) : lower(span.state));
@@ -55,7 +55,7 @@ export function textOf({ span, joint, command, event }) {
   if (joint) return textOfJoint(joint);
   if (command) {
     const length = command.end_time ? `, ${seconds((command.end_time - command.create_time) / 1000)}` : "";
-    return [`${operationOf(command)} of ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`, `${lower(command.state)}, ${moment(command.create_time)}${length}${command.error ? `: ${withNames(command.error.message)}` : ""}`];
+    return [`${operationOf(command)} of ${targetOf(command)}`, `${lower(command.state)}, ${moment(command.create_time)}${length}${command.error ? `: ${withNames(command.error.message)}` : ""}`];
   }
   return [moment(event.time), withNames(event.message) || lower(event.kind)];
 }

@@ -83,6 +83,11 @@ export function workloadsOf(command) {
   return moves.length ? moves.map((move) => move.workload_id) : command.workload_id ? [command.workload_id] : [];
 }
 
+// UUIDs of the GPUs that are the target of a command. Empty: a workload or a whole host is the target.
+export function gpusOf({ operation = {} }) {
+  return (operation.cordon ?? operation.uncordon ?? operation.reset_gpu_health)?.gpu_uuids ?? [];
+}
+
 export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
 export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
 // In UNKNOWN, the worker examines each process again.

@@ -1,4 +1,4 @@
-"""The options of ``leasehold doctor``. Its help imports no other module of the worker."""
+"""The options of ``leasehold doctor``. Its help imports only the options of ``leasehold worker``."""
 
 import signal
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 import click
+
+from leasehold_worker.agent.cli import GivenPath
 
 TIMEOUT_S: Final = 30.0
 """On a host with many GPUs and no persistence mode, the first NVML call and cuInit take many seconds."""
@@ -39,7 +41,7 @@ Examples:
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_WORKER_CONFIG",
     help="The worker's TOML file.  [default: /etc/leasehold/worker.toml, if it exists]",
 )

@@ -4,6 +4,7 @@ import re
 import signal
 import time
 from typing import Final
+from urllib.parse import parse_qs
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
@@ -289,7 +290,79 @@ def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_wo
         page.route("**/api/stays?*", tell)
         assert page.evaluate(STAYS) == ["restored parked 2 3", "parked parked 1 now", "away parked 8 9"]
     assert [one for one in asked if one.startswith("stays")] == [
-        "stays?end=40000&workload=parked&workload=away&workload=restored",
+        f"stays?end={time}&workload=parked&workload=away&workload=restored" for time in (40_000, 20_000)
+    ]
+
+
+RESTORED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const { live } = await import("/static/live.js");
+  const { isParked, jointsOf } = await import("/static/spans.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const history = new History(() => {});
+  const workload = (id, status) => live.workloads.set(id, { workload_id: id, create_time: 1000, status });
+  workload("before", { state: "SUSPENDED" });
+  workload("within", { state: "RUNNING", lease: { lease_id: "s-4" } });
+  const joints = () => jointsOf([...history.spans.values()], (id) => isParked(live.workloads.get(id))).map(
+    (one) => [one.workload, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" ")).sort();
+  await history.want(40000, 50000);
+  const told = [joints()];
+  workload("before", { state: "RUNNING", lease: { lease_id: "s-2" } });
+  for (let at = 0; at < 2; at += 1) await history.wantNews(40000, 50000);
+  told.push(joints());
+  await history.want(80000, Infinity);
+  return [...told, joints()];
+}"""
+
+
+@pytest.mark.long
+def test_a_past_time_keeps_the_line_of_a_workload_that_is_restored_later(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """One was parked before the shown time, and one within it. No line leads over a time that is not loaded."""
+
+    def span(name: str, workload: str, gpu: str, begin: int, end: int | None) -> dict[str, object]:
+        ends = {} if end is None else {"end_time": end}
+        place = {"gpu_uuid": gpu, "workload_id": workload, "state": "LEASED", "lease_id": name}
+        return {"span_id": name, "begin_time": begin, **place, **ends}
+
+    within = span("s-3", "within", "3", 41_000, 45_000)
+    before = span("s-1", "before", "1", 2_000, 8_000)
+    around = {
+        ("40000", "before"): [before],
+        ("40000", "within"): [within],
+        ("50000", "before"): [
+            span("s-1", "before", "1", 2_000, 8_000),
+            span("s-2", "before", "2", 60_000, None),
+        ],
+        ("50000", "within"): [within, span("s-4", "within", "4", 70_000, None)],
+    }
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        path = route.request.url.partition("/api/")[2]
+        query = parse_qs(path.partition("?")[2])
+        if path.startswith("stays"):
+            asked.append(path)
+            spans = [one for name in query["workload"] for one in around[query["end"][0], name]]
+        elif query["start"] == ["40000"]:
+            spans = [within]
+        else:
+            spans = [span("s-2", "before", "2", 60_000, None), span("s-4", "within", "4", 70_000, None)]
+        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 90_000})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        page.route("**/api/stays?*", tell)
+        assert page.evaluate(RESTORED) == [
+            ["before 1 now", "within 3 4"],
+            ["before 1 2", "within 3 4"],
+            [],
+        ]
+    assert asked == [
+        "stays?end=40000&workload=before&workload=within",
+        "stays?end=50000&workload=within",
+        "stays?end=50000&workload=before",
     ]
 
 

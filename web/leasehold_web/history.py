@@ -27,6 +27,9 @@ STAY_CALLS: Final = 8
 STAY_SPANS: Final = 512
 """Spans that are read for one stay. A worker has 256 GPUs at most, and each may be reserved before."""
 
+TOGETHER_NS: Final = 500_000_000
+"""Time within which the spans of one lease begin."""
+
 HISTORY_PAGES: Final = 6
 HISTORY_PAGE_SIZE: Final = 1_000
 MARKS_LIMIT: Final = 1_000
@@ -123,9 +126,14 @@ def _begun(spans: Iterable[LeaseSpan], moment: Timestamp) -> list[LeaseSpan]:
 
 
 def _first_lease(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
-    """The spans of the first lease among spans of one workload."""
+    """The spans of the first lease among spans of one workload. Others' leases have no ids, and begin together."""
     leased = [span for span in spans if span.state == SLOT_STATE_LEASED]
-    return [span for span in leased if span.lease_id == leased[0].lease_id]
+
+    def is_of_first(span: LeaseSpan) -> bool:
+        apart_ns = abs(span.begin_time.ToNanoseconds() - leased[0].begin_time.ToNanoseconds())
+        return span.lease_id == leased[0].lease_id and (bool(span.lease_id) or apart_ns < TOGETHER_NS)
+
+    return list(filter(is_of_first, leased))
 
 
 def _workloads(request: web.Request) -> list[str]:

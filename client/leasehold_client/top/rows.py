@@ -1,6 +1,6 @@
 """The rows of the list: hosts, and below each its GPUs, its other workloads and its waiting claims. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -183,25 +183,33 @@ def command_rows(model: FleetModel) -> list[Row]:
     """The open commands, the newest first, and then the newest ended ones."""
     open_commands = sorted(model.commands.values.values(), key=_age_key)
     ended = reversed(model.ended_commands.values())
-    return [_command_row(model, command) for command in (*open_commands, *ended)]
+    places = model.places()
+    return [_command_row(model, command, places) for command in (*open_commands, *ended)]
 
 
 def _age_key(command: Command) -> int:
     return -command.create_time.ToNanoseconds()
 
 
-def command_about(model: FleetModel, command: Command) -> str:
-    """Names of the workloads of a command, of its GPUs, or of its worker."""
+def command_about(model: FleetModel, command: Command, places: Mapping[str, str] | None = None) -> str:
+    """Names of the workloads of a command, of its GPUs, or of its worker.
+
+    Args:
+        model: The fleet.
+        command: The command.
+        places: Short names of GPUs by UUID. None: those of the model.
+    """
     if command.operation.WhichOneof("kind") == "run" and command.operation.run.name:
         return command.operation.run.name
     names = sorted(model.workload_name(one) for one in workload_ids(command))
     if uuids := gpu_targets(command):
-        return places_text(uuids, model.places())
+        return places_text(uuids, model.places() if places is None else places)
     return ", ".join(names) or model.worker_name(command.worker_id)
 
 
-def _command_row(model: FleetModel, command: Command) -> CommandRow:
-    return CommandRow(command, command_about(model, command), model.worker_name(command.worker_id))
+def _command_row(model: FleetModel, command: Command, places: Mapping[str, str]) -> CommandRow:
+    about = command_about(model, command, places)
+    return CommandRow(command, about, model.worker_name(command.worker_id))
 
 
 def _holders(model: FleetModel) -> dict[str, Workload]:

@@ -26,11 +26,14 @@ def command() -> None:
     """
 
 
-def _given_path(context: click.Context, param: click.Parameter, value: str) -> Path:
-    """Refuses empty text. As a path, empty text is the working directory."""
-    if not value:
-        raise click.BadParameter("the value is empty: give one", context, param)
-    return Path(value)
+class _GivenPath(click.Path):
+    """A path. Empty text would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuses empty text."""
+        if value == "":
+            self.fail("the value is empty: give one", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def settings(function: Callable[..., None]) -> Callable[..., None]:
@@ -39,7 +42,7 @@ def settings(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--config",
             "config_path",
-            type=click.Path(path_type=Path),
+            type=_GivenPath(path_type=Path),
             envvar="LEASEHOLD_COORDINATOR_CONFIG",
             help="The coordinator's settings.  [default: /etc/leasehold/coordinator.toml, if it exists]",
         ),
@@ -55,7 +58,7 @@ def settings(function: Callable[..., None]) -> Callable[..., None]:
             envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
             help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
         ),
-        click.argument("file", callback=_given_path),
+        click.argument("file", type=_GivenPath(path_type=Path)),
     )
     for option in options:
         function = option(function)

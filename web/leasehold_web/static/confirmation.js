@@ -176,7 +176,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
       const hadFocus = document.activeElement === yes || document.activeElement === document.body;
       yes.disabled = isCertain && (needsPlan || !error.isTransient);
-      if (yes.disabled && hadFocus && dialog.isConnected) (planBox.querySelector("button") ?? body).focus();
+      if (hadFocus && dialog.isConnected) (planBox.querySelector("button") ?? body).focus();
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
         yes.disabled = isSending;

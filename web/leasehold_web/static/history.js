@@ -5,7 +5,6 @@ import { learnName } from "/static/names.js";
 import { isParked } from "/static/spans.js";
 import { CONCLUDED } from "/static/words.js";
 
-const SPAN_LIMIT = 20000;
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
 const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
 const STAYS_LIMIT = 400; // workloads whose earlier stay is asked for at once
@@ -23,6 +22,7 @@ export class History {
     this.commands = new Map();
     this.events = new Map();
     this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
+    this.followed = new Map(); // the lease after which a workload's next stay was asked for, by id
     this.cutAt = 0; // the time before which an answer was truncated, or 0
     this.lacksStays = false; // whether too many workloads have an earlier stay
     this.problem = "";
@@ -87,7 +87,7 @@ export class History {
     let from = start;
     let to = end;
     if (this.known && start >= this.known[0] && end >= this.known[0] && start <= this.known[1]) {
-      if (end <= this.known[1]) return;
+      if (end <= this.known[1]) return this.loadStays(); // a workload may have been restored since
       from = Math.max(start, this.known[1] - OVERLAP_MS);
     } else if (this.known && end >= this.known[0] && end <= this.known[1]) {
       to = this.known[0];
@@ -96,9 +96,11 @@ export class History {
     }
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!this.known && this.spans.size > SPAN_LIMIT) {
+    if (!isPart) {
+      // Between these spans and the new ones there may be unknown ones.
       this.spans.clear();
       this.searched.clear();
+      this.followed.clear();
     }
     const ended = this.take(leases, to);
     if (ended.length) {
@@ -115,30 +117,46 @@ export class History {
     if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
-    if (!this.query) await this.loadStays(this.known[0]);
+    await this.loadStays();
   }
 
-  // Loads where workloads were before a time, since a parked time that began earlier leads from there. It leads to their
-  // next stay, which may lie after all loaded ones.
-  async loadStays(time) {
-    const wanted = this.withoutStay(time);
-    this.lacksStays = wanted.length > STAYS_LIMIT;
+  // Loads where workloads were before and after the loaded time, if they were parked at its begin or its end.
+  async loadStays() {
+    if (this.query || !this.known) return;
+    const [begin, end] = this.known;
+    const { before, after } = this.lackingStays(begin, end);
+    this.lacksStays = Math.max(before.length, after.length) > STAYS_LIMIT;
+    await this.askStays(begin, before, ({ id }) => this.searched.set(id, begin));
+    await this.askStays(end, after, ({ id, lease }) => this.followed.set(id, lease ?? ""));
+  }
+
+  async askStays(time, wanted, note) {
     for (let at = 0; at < Math.min(wanted.length, STAYS_LIMIT); at += STAYS_AT_ONCE) {
-      const ids = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
-      const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(ids.map((id) => ["workload", id]))}`);
-      for (const id of ids) this.searched.set(id, time);
+      const some = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
+      const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(some.map(({ id }) => ["workload", id]))}`);
+      some.forEach(note);
       this.keep(found.spans);
     }
   }
 
-  // The workloads that may have a stay before a time, none of which is known: the parked ones, and those that have GPUs
-  // now. The latter were parked if they have no stay in the loaded time.
-  withoutStay(time) {
-    const candidates = [...live.workloads.values()].filter((one) => isParked(one) || one.status?.lease);
-    const begins = new Map(candidates.map((one) => [one.workload_id, Infinity]));
-    for (const one of this.spans.values()) if (one.workload_id && one.state === "LEASED") begins.set(one.workload_id, Math.min(begins.get(one.workload_id) ?? Infinity, one.begin_time));
-    const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= time;
-    return [...begins].filter(([id, begin]) => begin >= time && STAYS_ID.test(id) && !(this.searched.get(id) <= time) && !isNew(id)).map(([id]) => id);
+  // The workloads whose stay before or after a time is unknown. Parked ones, and those that have GPUs now, may have been
+  // parked during that time. That of an ended workload is unknown.
+  lackingStays(begin, end) {
+    const first = new Map(); // when the first known stay began
+    const last = new Map(); // when the last one that began before the end has ended
+    const hasNext = new Set();
+    for (const { state, workload_id: id, begin_time: from, end_time: to = Infinity } of this.spans.values()) {
+      if (!id || state !== "LEASED") continue;
+      first.set(id, Math.min(first.get(id) ?? Infinity, from));
+      if (from >= end) hasNext.add(id);
+      else last.set(id, Math.max(last.get(id) ?? 0, to));
+    }
+    const leased = [...live.workloads.values()].filter((one) => one.status?.lease);
+    const candidates = new Set([...[...live.workloads.values()].filter(isParked), ...leased].map((one) => one.workload_id).concat([...first.keys()]));
+    const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= begin;
+    const before = [...candidates].filter((id) => (first.get(id) ?? Infinity) >= begin && STAYS_ID.test(id) && !(this.searched.get(id) <= begin) && !isNew(id));
+    const after = leased.map(({ workload_id: id, status }) => ({ id, lease: status.lease.lease_id })).filter(({ id, lease }) => last.get(id) < end && !hasNext.has(id) && STAYS_ID.test(id) && this.followed.get(id) !== (lease ?? ""));
+    return { before: before.map((id) => ({ id })), after };
   }
 
   spansOf(from, to) {

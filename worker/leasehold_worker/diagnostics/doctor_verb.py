@@ -28,13 +28,13 @@ Examples:
 )
 @click.option(
     "--credentials",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_CREDENTIALS",
     help="Directory of ca.pem and worker.token.",
 )
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_STATE_DIR",
     help="The worker's state directory.",
 )

@@ -126,7 +126,7 @@ def _begun(spans: Iterable[LeaseSpan], moment: Timestamp) -> list[LeaseSpan]:
 
 
 def _first_lease(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
-    """The spans of the first lease among spans of one workload. Others' leases have no ids, and begin together."""
+    """The spans of the first lease among spans of one workload. Leases of others have no ids."""
     leased = [span for span in spans if span.state == SLOT_STATE_LEASED]
 
     def is_of_first(span: LeaseSpan) -> bool:

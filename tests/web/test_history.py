@@ -178,6 +178,12 @@ LANE: Final = """async () => {
 }"""
 
 
+TICKS: Final = """async () => {
+  const { ticksOf } = await import("/static/spans.js");
+  return ticksOf(4000, Date.now(), 600).ticks.length;
+}"""
+
+
 @pytest.mark.long
 def test_the_lane_of_a_workload_tells_a_failed_answer(browser: Browser, web_fleet: WebFleet) -> None:
     asked: list[Route] = []
@@ -193,3 +199,5 @@ def test_the_lane_of_a_workload_tells_a_failed_answer(browser: Browser, web_flee
         expect(told).to_have_text("no answer in time. The page tries again by itself.")
         answer(json={"spans": [], "is_truncated": False, "time": 50_000})
         expect(told).to_be_empty()
+        ticks = page.evaluate(TICKS)
+        assert 2 <= ticks <= 6, "the workload began in 1970"

@@ -182,6 +182,7 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
     assert "<td>train</td>" in workloads
     assert "<td>alpha</td>" in workloads
     assert "<td>train</td>" in commands
+    assert "<td>alpha, GPU-" in commands
     assert "SUCCEEDED" in commands
     history = client.get("/api/history").json["spans"]
     assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [

@@ -1,7 +1,7 @@
 """The fleet, the workloads and the commands as tables, for browsers without JavaScript."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -187,13 +187,15 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
     )
     ids = dict.fromkeys(one for command in page.commands for one in _workloads_of(command))
     names = await workload_names(api, list(ids))
+    is_of_host = any(not _workloads_of(command) for command in page.commands)
+    workers = {worker.worker_id: worker.name for worker in await _first_workers(api)} if is_of_host else {}
     rows: list[Row] = [
         [
             one.command_id,
             (one.operation.WhichOneof("kind") or "").replace("_", " "),
             enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
             one.phase,
-            ", ".join(names.get(workload, workload) for workload in _workloads_of(one)),
+            _about(one, names, workers),
             one.actor,
             _time(one.create_time),
             one.error.message,
@@ -201,6 +203,15 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         for one in page.commands
     ]
     return rows, page.next_page_token
+
+
+def _about(command: Command, names: Mapping[str, str], workers: Mapping[str, str]) -> str:
+    """The target of a command: its workloads, or its host, with the UUIDs of GPUs unless the whole host is meant."""
+    if workloads := _workloads_of(command):
+        return ", ".join(names.get(one, one) for one in workloads)
+    operation = command.operation
+    uuids = operation.cordon.gpu_uuids or operation.uncordon.gpu_uuids or operation.reset_gpu_health.gpu_uuids
+    return ", ".join([workers.get(command.worker_id, command.worker_id), *uuids])
 
 
 def _workloads_of(command: Command) -> list[str]:
@@ -216,7 +227,7 @@ _TABLES: Final = {
     ),
     "workloads": (("Workload", "State", "Owner", "Worker", "GPUs", "Parked", "Created"), _workloads),
     "commands": (
-        ("Command", "Operation", "State", "Phase", "Workloads", "Actor", "Created", "Error"),
+        ("Command", "Operation", "State", "Phase", "About", "Actor", "Created", "Error"),
         _commands,
     ),
 }

@@ -3,13 +3,17 @@ import { ask } from "/static/dom.js";
 import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
 import { isParked } from "/static/spans.js";
-import { CONCLUDED } from "/static/words.js";
+import { CONCLUDED, ENDED } from "/static/words.js";
 
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
 const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
 const STAYS_LIMIT = 400; // workloads whose earlier stay is asked for at once
+const SKEW_MS = 60000; // how much the clock of a host may be fast
 const RETRY_MS = 2000; // after an answer that failed
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
+
+// Whether a workload ended about when its last known stay did, by the clock of its host.
+const hasEndedWith = ({ state, end_time: end = 0 }, stayEnd) => ENDED.has(state) && end < stayEnd + SKEW_MS;
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
@@ -22,7 +26,8 @@ export class History {
     this.commands = new Map();
     this.events = new Map();
     this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
-    this.followed = new Map(); // the lease after which a workload's next stay was asked for, by id
+    this.followed = new Map(); // the state of a workload and the end of its stay for which the next stay was asked for
+    this.isPresent = false; // whether the loaded time ended with the server's present
     this.cutAt = 0; // the time before which an answer was truncated, or 0
     this.lacksStays = false; // whether too many workloads have an earlier stay
     this.problem = "";
@@ -111,6 +116,7 @@ export class History {
     for (const one of marks.events) this.events.set(one.event_id, one);
     if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
     const present = Math.min(to, leases.time);
+    this.isPresent = to >= leases.time;
     const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
     const hasHole = this.known !== null && begin > this.known[1];
     this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
@@ -127,7 +133,7 @@ export class History {
     const { before, after } = this.lackingStays(begin, end);
     this.lacksStays = Math.max(before.length, after.length) > STAYS_LIMIT;
     await this.askStays(begin, before, ({ id }) => this.searched.set(id, begin));
-    await this.askStays(end, after, ({ id, lease }) => this.followed.set(id, lease ?? ""));
+    await this.askStays(end, after, ({ id, key }) => this.followed.set(id, key));
   }
 
   async askStays(time, wanted, note) {
@@ -140,7 +146,7 @@ export class History {
   }
 
   // The workloads whose stay before or after a time is unknown. Parked ones, and those that have GPUs now, may have been
-  // parked during that time. That of an ended workload is unknown.
+  // parked at its begin. A workload whose last known stay has ended may have been parked at its end.
   lackingStays(begin, end) {
     const first = new Map(); // when the first known stay began
     const last = new Map(); // when the last one that began before the end has ended
@@ -151,12 +157,13 @@ export class History {
       if (from >= end) hasNext.add(id);
       else last.set(id, Math.max(last.get(id) ?? 0, to));
     }
-    const leased = [...live.workloads.values()].filter((one) => one.status?.lease);
-    const candidates = new Set([...[...live.workloads.values()].filter(isParked), ...leased].map((one) => one.workload_id).concat([...first.keys()]));
+    const all = [...live.workloads.values()].filter((one) => STAYS_ID.test(one.workload_id));
+    const candidates = new Set([...all.filter((one) => isParked(one) || one.status?.lease).map((one) => one.workload_id), ...first.keys()]);
     const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= begin;
-    const before = [...candidates].filter((id) => (first.get(id) ?? Infinity) >= begin && STAYS_ID.test(id) && !(this.searched.get(id) <= begin) && !isNew(id));
-    const after = leased.map(({ workload_id: id, status }) => ({ id, lease: status.lease.lease_id })).filter(({ id, lease }) => last.get(id) < end && !hasNext.has(id) && STAYS_ID.test(id) && this.followed.get(id) !== (lease ?? ""));
-    return { before: before.map((id) => ({ id })), after };
+    const before = [...candidates].filter((id) => (first.get(id) ?? Infinity) >= begin && STAYS_ID.test(id) && !(this.searched.get(id) <= begin) && !isNew(id)).map((id) => ({ id }));
+    if (this.isPresent) return { before, after: [] }; // nothing is later
+    const after = all.map(({ workload_id: id, status = {} }) => ({ id, key: `${last.get(id)} ${status.state} ${status.lease?.lease_id}`, status })).filter(({ id, key, status }) => last.get(id) < end && !hasNext.has(id) && this.followed.get(id) !== key && !hasEndedWith(status, last.get(id)));
+    return { before, after };
   }
 
   spansOf(from, to) {

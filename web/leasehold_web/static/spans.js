@@ -136,11 +136,13 @@ export function hueOf(id) {
 }
 
 const MINUTE = 60000;
-const STEPS = [1000, 5000, 10000, 30000, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 60 * MINUTE, 180 * MINUTE, 360 * MINUTE, 720 * MINUTE, 1440 * MINUTE];
+const DAY = 1440 * MINUTE;
+const STEPS = [1000, 5000, 10000, 30000, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 60 * MINUTE, 180 * MINUTE, 360 * MINUTE, 720 * MINUTE, DAY];
 
-// The lines of the time axis: about one for each 110 px.
+// The lines of the time axis: about one for each 110 px. The life of a workload may have many days.
 export function ticksOf(start, end, width) {
-  const step = STEPS.find((one) => ((end - start) / one) * 110 <= width) ?? 1440 * MINUTE;
+  const least = ((end - start) * 110) / Math.max(1, width);
+  const step = STEPS.find((one) => one >= least) ?? Math.ceil(least / DAY) * DAY;
   const offset = new Date(start).getTimezoneOffset() * MINUTE;
   const ticks = [];
   for (let time = Math.ceil((start - offset) / step) * step + offset; time <= end; time += step) ticks.push(time);
@@ -150,6 +152,6 @@ export function ticksOf(start, end, width) {
 export function tickText(time, step) {
   const date = new Date(time);
   const two = (value) => String(value).padStart(2, "0");
-  if (step >= 1440 * MINUTE || (date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0)) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
+  if (step >= DAY || (date.getHours() === 0 && date.getMinutes() === 0 && date.getSeconds() === 0)) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
   return `${two(date.getHours())}:${two(date.getMinutes())}${step < MINUTE ? `:${two(date.getSeconds())}` : ""}`;
 }

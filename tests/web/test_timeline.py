@@ -155,9 +155,7 @@ def test_a_change_overtakes_no_time_that_is_looked_at(browser: Browser, web_flee
 @pytest.mark.long
 def test_the_note_on_a_truncated_timeline_stays_after_a_change(browser: Browser, web_fleet: WebFleet) -> None:
     late = {**LEASED, "worker_name": "alpha", "begin_time": 1_800, "end_time": 1_000 * time.time()}
-    is_truncated = (
-        True  # until the note is there: the session may come during the first load, which is repeated
-    )
+    is_truncated = True  # until the note is there, since the arrival of the session may repeat the first load
 
     def tell(route: Route) -> None:
         answer = {"spans": [late], "is_truncated": is_truncated, "time": 1_000 * time.time()}

@@ -206,7 +206,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
 
 
 def _about(command: Command, names: Mapping[str, str], workers: Mapping[str, str]) -> str:
-    """The target of a command: its workloads, or its host, with the UUIDs of GPUs unless the whole host is meant."""
+    """The target of a command: its workloads, or its host, with UUIDs unless the whole host is meant."""
     if workloads := _workloads_of(command):
         return ", ".join(names.get(one, one) for one in workloads)
     operation = command.operation

@@ -20,11 +20,16 @@ from leasehold.v1.access_service_pb2 import WhoAmIRequest, WhoAmIResponse
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import ListCommandsRequest, ListCommandsResponse, WatchCommandsResponse
 from leasehold.v1.eviction_pb2 import EvictionPolicy
-from leasehold.v1.fleet_service_pb2 import CordonRequest, CordonResponse
+from leasehold.v1.fleet_service_pb2 import (
+    CordonRequest,
+    CordonResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+)
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.watch_pb2 import Bookmark
-from leasehold.v1.worker_pb2 import FleetGpu
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadState, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import (
     ListWorkloadsRequest,
@@ -488,10 +493,15 @@ def test_a_table_names_all_workloads_of_a_swap() -> None:
         swap.operation.remap.moves.add(workload_id=name)
     stop = Command(command_id="c-2", workload_id="w-3")
     stop.operation.stop.SetInParent()
+    cordon = Command(worker_id="worker-a")
+    cordon.operation.cordon.gpu_uuids.append("GPU-1")
 
     class Services:
         async def ListCommands(self, request: ListCommandsRequest, **call: Any) -> ListCommandsResponse:
-            return ListCommandsResponse(commands=[swap, stop, Command(command_id="c-3")])
+            return ListCommandsResponse(commands=[swap, stop, cordon, Command(worker_id="unknown")])
+
+        async def ListWorkers(self, request: ListWorkersRequest, **call: Any) -> ListWorkersResponse:
+            return ListWorkersResponse(workers=[Worker(worker_id="worker-a", name="alpha")])
 
         async def ListWorkloads(self, request: ListWorkloadsRequest, **call: Any) -> ListWorkloadsResponse:
             found = [Workload(workload_id=f"w-{at}", name=name) for at, name in ((1, "one"), (2, "two"))]
@@ -499,4 +509,4 @@ def test_a_table_names_all_workloads_of_a_swap() -> None:
 
     services: Any = Services()
     rows, _ = asyncio.run(tables._commands(Api(*[services] * len(Api._fields)), ""))
-    assert [row[4] for row in rows] == ["one, two", "w-3", ""]
+    assert [row[4] for row in rows] == ["one, two", "w-3", "alpha, GPU-1", "unknown"]

@@ -1,6 +1,7 @@
 """Recorded frames of an older worker and calls of an older client, replayed to the present coordinator."""
 
 import queue
+import re
 import signal
 import threading
 import time
@@ -30,6 +31,9 @@ READS: Final = ("Get", "List")
 
 NOT_RECORDED: Final = ("coordinator_version", "protocol_version", "load_interval", "silence_limit")
 """Fields of frames that the release decides, or the load interval."""
+
+CORDON: Final = re.compile(r"^((?:un)?cordon|reset gpu health) of (worker )?\S+(?= is )")
+"""The begin of the message of such a command, with its target."""
 
 LOAD_INTERVAL_S: Final = 60.0
 """On a busy machine, the recorded worker is silent for longer than in the recording, which does no harm."""
@@ -199,9 +203,14 @@ class Replay:
 
 
 def _in_order(message: Message) -> Any:
-    """The facts of a message. Events of one moment, such as an end and its command's, come in any order."""
+    """The facts of a message. Events of one moment, such as an end and its command's, come in any order.
+
+    The older release named the worker of a cordon of GPUs in its message, and the present one names the GPUs.
+    """
     found = facts(message)
     if isinstance(message, ListEventsResponse):
+        for one in found.get("events", ()):
+            one["message"] = CORDON.sub(r"\1", one.get("message", ""))
         found["events"] = sorted(found.get("events", ()), key=str)
     return found
 

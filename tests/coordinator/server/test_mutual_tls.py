@@ -1,5 +1,6 @@
 """Off loopback, each listener requires a client certificate whose kind fits."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -139,8 +140,17 @@ def test_the_start_says_how_others_get_certificates(remote: Remote) -> None:
     output = remote.coordinator.process.stdout
     assert output is not None
     lines = [output.readline() for _ in range(3)]
-    assert "`leasehold token create --worker NAME` here, then `leasehold worker --join -`" in lines[1]
-    assert "`leasehold token create --user NAME` here, then `leasehold login --token -`" in lines[2]
+    create = re.compile(
+        "`leasehold token create --coordinator unix:[^ ]*/store[.]sock --(worker|user) NAME` here"
+    )
+    for line, who, then in (
+        (lines[1], "worker", "`leasehold worker --join -`"),
+        (lines[2], "user", "`leasehold login --token -`"),
+    ):
+        found = create.search(line)
+        assert found is not None, line
+        assert found[1] == who
+        assert f", then {then}" in line
 
 
 @pytest.mark.parametrize("identity", ["user/alice", "service/batch"])

@@ -14,7 +14,7 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.parameter_types import NamedPath, not_empty
+from leasehold_client.cli.parameter_types import GivenPath, not_empty
 from leasehold_client.cli.verb import output_option, warn_of_variables
 from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
 from leasehold_client.display.standard_output import echo
@@ -95,7 +95,7 @@ def use(name: str) -> None:
 
 @context.command(epilog=examples("leasehold context export prometheus /etc/prometheus/leasehold"))
 @click.argument("name", shell_complete=complete_contexts)
-@click.argument("directory", type=NamedPath(file_okay=False, path_type=Path))
+@click.argument("directory", type=GivenPath(file_okay=False, path_type=Path))
 @_told
 def export(name: str, directory: Path) -> None:
     """Write certificate, key and authorities to PEM files, for a program that is no client of Leasehold.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import click
 
 from leasehold_client.arguments.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS, PROCESSES, WEIGHTS
-from leasehold_client.cli.parameter_types import NamedPath, Number
+from leasehold_client.cli.parameter_types import GivenPath, Number
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Eviction:
 
 
 @final
-class HooksType(NamedPath):
+class HooksType(GivenPath):
     """A click parameter type: a file of hooks, or the hooks themselves from a job file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -18,7 +18,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line, not_utf8
-from leasehold_client.cli.parameter_types import NamedPath, Number, Seconds
+from leasehold_client.cli.parameter_types import GivenPath, Number, Seconds
 from leasehold_client.cli.program_command import EXIT_REFUSED, ProgramCommand
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
@@ -40,7 +40,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 
 socket_option = click.option(
     "--socket",
-    type=NamedPath(path_type=Path, readable=False),
+    type=GivenPath(path_type=Path, readable=False),
     envvar=SOCKET_VARIABLE,
     help=(
         "The worker's socket.  [default: /run/leasehold/worker/worker.sock, or the socket of your own worker]"

@@ -85,7 +85,7 @@ class Number(IntegerType):
         return number
 
 
-class NamedPath(click.Path):
+class GivenPath(click.Path):
     """A click parameter type: a path that is not empty. As a path, empty text is the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -13,7 +13,7 @@ from leasehold_client import interrupts
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_FAILED, fail, interrupted
-from leasehold_client.cli.parameter_types import NamedPath, Seconds, refuse_empty
+from leasehold_client.cli.parameter_types import GivenPath, Seconds, refuse_empty
 from leasehold_client.cli.verb import context_option, coordinator_option
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
@@ -23,7 +23,7 @@ TIMEOUT_S: Final = 30.0
 
 
 @click.command(name="support-bundle", epilog=examples("leasehold support-bundle bug.tar.gz"))
-@click.argument("file", type=NamedPath(path_type=Path))
+@click.argument("file", type=GivenPath(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="List the members, and write nothing.")
 @click.option("--yes", is_flag=True, help="Write without a question.")
 @click.option(

@@ -6,7 +6,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.parameter_types import NamedPath
+from leasehold_client.cli.parameter_types import GivenPath
 
 
 @click.command(epilog=examples("leasehold demo", "leasehold demo --keep"))
@@ -14,12 +14,12 @@ from leasehold_client.cli.parameter_types import NamedPath
 @click.option(
     "--dir",
     "folder",
-    type=NamedPath(path_type=Path),
+    type=GivenPath(path_type=Path),
     help="New or empty folder for stores and logs, which is kept.  [default: a temporary folder]",
 )
 @click.option(
     "--counter",
-    type=NamedPath(exists=True, dir_okay=False, path_type=Path),
+    type=GivenPath(exists=True, dir_okay=False, path_type=Path),
     help="The counting program.  [default: examples/counter.py of Leasehold]",
 )
 @click.option(

@@ -23,7 +23,7 @@ _BUSY: Final = frozenset(
 
 
 def stop_effect(model: FleetModel, workload: Workload) -> str:
-    """What a stop does to a workload in its present state.
+    """The effect of a stop on a workload in its present state.
 
     Args:
         model: The fleet, with the present state.
@@ -63,7 +63,7 @@ def _end_text(state: WorkloadState.ValueType) -> str:
 
 
 def cancel_effect(model: FleetModel, command: Command, about: str) -> str:
-    """What a cancellation does to a command in its present state.
+    """The effect of a cancellation on a command in its present state.
 
     Args:
         model: The fleet, with the present state.

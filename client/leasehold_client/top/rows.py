@@ -102,7 +102,7 @@ Row: TypeAlias = HostRow | SlotRow | WorkloadRow | ClaimsRow | CommandRow
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What an expression of AIP-160 selects, by ids and UUIDs."""
+    """The ids and UUIDs of what an expression of AIP-160 selects."""
 
     workers: frozenset[str]
     gpus: frozenset[str]
@@ -111,7 +111,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the list shows, and in which order.
+    """The selection and the order of the list.
 
     Attributes:
         order: One of :data:`ORDERS`.

@@ -1,4 +1,4 @@
-"""What a key acts on: the workload, the command, the host or the GPU of a row. Pure."""
+"""The target of a key: the workload, the command, the host or the GPU of a row. Pure."""
 
 from typing import Final
 

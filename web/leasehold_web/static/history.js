@@ -7,7 +7,7 @@ import { CONCLUDED, ENDED } from "/static/words.js";
 
 const STAYS_AT_ONCE = 50; // workloads of one question for stays
 const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
-const STAYS_LIMIT = 400; // workloads whose earlier stay is asked for at once
+const STAYS_LIMIT = 400; // workloads whose earlier or next stay is asked for at once
 const SKEW_MS = 60000; // how much the clock of a host may be fast
 const RETRY_MS = 2000; // after an answer that failed
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
@@ -29,7 +29,7 @@ export class History {
     this.followed = new Map(); // the state of a workload and the end of its stay for which the next stay was asked for
     this.isPresent = false; // whether the loaded time ended with the server's present
     this.cutAt = 0; // the time before which an answer was truncated, or 0
-    this.lacksStays = false; // whether too many workloads have an earlier stay
+    this.lacksStays = false; // whether too many workloads have such a stay
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;

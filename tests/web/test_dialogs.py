@@ -863,7 +863,12 @@ def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fle
         button = page.locator('.drawer button:text-is("Uncordon")')
         expect(button).to_have_count(1)
         tell(cordon=fan)
-        expect(button).to_have_count(0)  # the GPU is in service again after an uncordon of its host only
+        button.click()
+        expect(steps).to_have_text(["The host alpha stays cordoned, so no new lease is granted."])
+        page.keyboard.press("Escape")
+        page.click(slot(page, 0))
+        expect(page.locator(".drawer h2")).to_have_text("alpha/0")
+        expect(button).to_have_count(0)  # it shows the cordon of its host
         page.evaluate(UNCORDON, ["worker-a", None])
         own = "GPUs with a cordon of their own stay cordoned: alpha/1, alpha/2."
         expect(steps).to_have_text([again, own, unhealthy])

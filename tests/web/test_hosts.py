@@ -79,6 +79,17 @@ def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web
         expect(page.locator(".drawer")).to_have_count(0)
 
 
+@pytest.mark.long
+def test_the_row_of_a_refused_host_tells_why(browser: Browser, web_fleet: WebFleet) -> None:
+    worker = {**WORKER, "state": "DISCONNECTED", "refusal": "worker/alpha is blocked"}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": [["worker", "worker-a", worker]], "state": {}})
+        expect(page.locator(".host .note")).to_have_text("refused: worker/alpha is blocked")
+
+
 UNPOLLED: Final = """
 const setEach = window.setInterval;
 window.setInterval = (call, pause) => (pause === 5000 ? 0 : setEach(call, pause));

@@ -52,6 +52,20 @@ def test_a_list_tells_its_bound_and_what_is_not_loaded(browser: Browser, web_fle
             expect(page.locator("main")).not_to_contain_text(told)  # all are
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["workloads", "commands"])
+def test_a_list_tells_that_it_loads(browser: Browser, web_fleet: WebFleet, kind: str) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route(f"**/api/{kind}?*", lambda route: asked.append(route))
+        page.goto(web_fleet.url + kind)
+        main = page.locator("main")
+        expect(main).to_contain_text("Loading")
+        next_request(page, asked).continue_()
+        expect(main).not_to_contain_text("Loading")
+        expect(page.locator(".counts b")).to_have_text("0")
+
+
 WATCHED: Final = """() => {
   window.changes = 0;
   const watcher = new MutationObserver((all) => (changes += all.length));

@@ -521,6 +521,7 @@ JOINTS = """async () => {
     span("crossed", "20", 60000, 0, "o"), span("crossed", "21", 60000, 0, "o"),
     span("swapped", "24", 0, 9000, "p"), span("swapped", "25", 0, 9000, "p"),
     span("swapped", "26", 9000, 0, "q"), span("swapped", "27", 9000, 0, "q"),
+    span("stopped", "28", 0, 5000, "r"), span("killed", "29", 0, 60400, "s"),
   ];
   const command = (create_time, end_time, operation, pairs) => ({
     state: "SUCCEEDED", create_time, end_time, ...operation,
@@ -536,12 +537,14 @@ JOINTS = """async () => {
       [["22", "21"], ["23", "20"]]),
     command(8000, 9500, remap("other", "swapped"),
       [["26", "25"], ["27", "24"], ["24", "27"], ["25", "26"]]),
+    command(60000, 60500, { workload_id: "stopped", operation: { stop: {} } }, []),
+    command(60000, 60500, { workload_id: "killed", operation: { stop: {} } }, []),
     command(30000, 31000, remap("pair"), [["4", "7"], ["5", "6"]]),
     // A command of others has no pairs.
     { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } },
   ];
   return jointsOf(spans, (id) => (id === "parked" ? Infinity : 0), commands).map((one) => [
-    one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now",
+    one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : (one.stop ?? "now"),
     ...(one.isGuess ? ["guess"] : [])].join(" "));
 }"""
 
@@ -565,6 +568,7 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
             "crossed parked 23 20",
             "swapped move 24 27",
             "swapped move 25 26",
+            "stopped parked 28 60500",
         ]
 
 

@@ -489,6 +489,12 @@ def test_a_joint_of_unknown_pairs_names_all_its_gpus(browser: Browser, web_fleet
     assert all(one.endswith("; then restored on alpha/0, alpha/1") for one in texts[2:])
 
 
+RANGE_THEN_LINK: Final = """() => {
+  document.querySelector('button[data-range="60000"]').click();
+  document.querySelector('#views a[href="/commands"]').click();
+}"""
+
+
 @pytest.mark.long
 def test_the_address_of_a_timeline_has_the_time_that_it_shows(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:
@@ -502,6 +508,10 @@ def test_the_address_of_a_timeline_has_the_time_that_it_shows(browser: Browser, 
         expect(page.locator('button[data-range="3600000"]')).to_have_attribute("aria-pressed", "true")
         page.click('button:text-is("Follow now")')  # it rests after the reload, too
         page.wait_for_url("**/timeline?range=3600000")
+        page.evaluate(RANGE_THEN_LINK)
+        page.wait_for_url("**/commands")
+        page.go_back()
+        page.wait_for_url("**/timeline?range=60000")
         page.goto(f"{fleet.url}timeline?range=60000&end=x")
         expect(page.locator('button:text-is("Following now")')).to_be_visible()
         assert int(address.rpartition("=")[2]) > 0

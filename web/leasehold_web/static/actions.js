@@ -28,9 +28,13 @@ export function workloadActions(workload) {
 
 export function gpuActions(gpu) {
   if (!may("OPERATOR")) return [];
-  if (gpu.cordon && gpu.state !== "UNSPECIFIED" && !live.workers.get(gpu.worker_id)?.cordon) return [button("Uncordon", () => uncordon(gpu.worker_id, [gpu.uuid]))];
-  if (gpu.cordon) return [];
+  if (gpu.cordon) return hasOwnCordon(gpu) ? [button("Uncordon", () => uncordon(gpu.worker_id, [gpu.uuid]))] : [];
   return [button("Cordon…", () => cordon(gpu.worker_id, [gpu.uuid]))];
+}
+
+// Whether a GPU itself is cordoned. A free GPU of a cordoned host shows the cordon of its host.
+function hasOwnCordon({ cordon, state, worker_id: worker }) {
+  return Boolean(cordon) && state !== "UNSPECIFIED" && JSON.stringify(cordon) !== JSON.stringify(live.workers.get(worker)?.cordon);
 }
 
 export function workerActions(worker) {
@@ -224,15 +228,15 @@ function cordon(worker, uuids) {
   });
 }
 
-// Which GPUs get leases again after an uncordon. A free GPU of a cordoned host shows the cordon of its host.
+// Which GPUs get leases again after an uncordon.
 function effectsOfUncordon(worker, uuids) {
   const gpus = (uuids.length ? uuids : live.gpusOf.get(worker) ?? []).map((uuid) => live.gpus.get(uuid)).filter(Boolean);
-  const ofHost = JSON.stringify(live.workers.get(worker)?.cordon);
-  const cordoned = uuids.length ? [] : gpus.filter(({ cordon }) => cordon && JSON.stringify(cordon) !== ofHost);
+  const cordoned = uuids.length ? [] : gpus.filter(hasOwnCordon);
   const faulty = gpus.filter(({ health }) => health && health !== "THROTTLED");
   const left = gpus.filter((one) => !cordoned.includes(one) && !faulty.includes(one));
+  const staysClosed = uuids.length > 0 && live.workers.get(worker)?.cordon;
   return [
-    (left.length > 0 || !gpus.length) && "New leases are granted again.",
+    (left.length > 0 || !gpus.length) && (staysClosed ? `The host ${workerName(worker)} stays cordoned, so no new lease is granted.` : "New leases are granted again."),
     cordoned.length > 0 && `GPUs with a cordon of their own stay cordoned: ${cordoned.map(({ uuid }) => placeOf(uuid)).join(", ")}.`,
     faulty.length > 0 && `Unhealthy GPUs get no new lease: ${faulty.map(({ uuid, health }) => `${placeOf(uuid)} (${lower(health)})`).join(", ")}.`,
   ].filter(Boolean);

@@ -47,9 +47,10 @@ function showAll(main) {
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
-    replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(open.length)), "under way"));
-    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : !problem.hidden ? "The commands are not shown." : "No command is under way."));
-    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : !problem.hidden ? "The commands are not shown." : list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet."));
+    replace(counts, (all.length > 0 || list.pages > 0) && h("span", {}, h("b", {}, String(open.length)), "under way"));
+    const without = !problem.hidden ? "The commands are not shown." : list.isLoading && "Loading…";
+    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : without || "No command is under way."));
+    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
@@ -65,6 +66,7 @@ function showAll(main) {
   });
   search.addEventListener("input", () => announce(`Matching commands: ${draw()}.`));
   loadMore();
+  draw();
   return () => {
     isOver = true;
     end();

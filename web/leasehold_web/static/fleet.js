@@ -142,7 +142,7 @@ export function show(main) {
 
   function hostName(worker) {
     const notes = [];
-    if (worker.state !== "CONNECTED") notes.push(lower(worker.state));
+    if (worker.state !== "CONNECTED") notes.push(worker.refusal ? `refused: ${worker.refusal}` : lower(worker.state));
     if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
     if (worker.pending_claimers && worker.state === "CONNECTED") notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
     const free = worker.gpu_count === undefined ? ["GPUs unknown"] : [`${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`, lastKnown(worker)];

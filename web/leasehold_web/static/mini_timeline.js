@@ -60,7 +60,7 @@ export function miniTimeline(workload, current, commands = () => []) {
       context.fillStyle = colours.muted;
       context.fillText(history.known ? "It has held no GPU in the stored history." : history.problem ? "" : "Loading…", LABELS, AXIS + ROW / 2);
     }
-    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(endOfJoint(joint, end)), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(Math.min(end, endOfJoint(joint, end))), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;

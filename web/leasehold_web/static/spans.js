@@ -43,11 +43,11 @@ function moved(before, after) {
   return paired(before.filter(lacks(after)), after.filter(lacks(before)));
 }
 
-// The succeeded commands that give GPUs, by workload and kind of joint.
-function givingOf(commands) {
+// The succeeded commands that end a joint, by workload and kind: those that give GPUs, and stops.
+function endingOf(commands) {
   const found = new Map();
   for (const command of commands) {
-    const kind = command.operation?.remap ? "move" : command.operation?.restore && "parked";
+    const kind = command.operation?.remap ? "move" : command.operation?.restore ? "parked" : command.operation?.stop && "stop";
     if (!kind || command.state !== "SUCCEEDED") continue;
     for (const id of workloadsOf(command)) {
       const key = `${id} ${kind}`;
@@ -63,6 +63,12 @@ function givingOf(commands) {
 function uuidPairs({ applied_pairs: pairs = [], claimed_gpu_uuids: claimed = [], phases = [] } = {}) {
   if (pairs.length || !phases.length) return pairs.map((one) => [one.old_uuid, one.new_uuid]);
   return claimed.map((uuid) => [uuid, uuid]);
+}
+
+// When a workload was stopped that had no GPU any more after its last stay: it was parked until then. A running one has
+// its GPUs until its stop is under way.
+function stopOfParked(stay, stops = []) {
+  return stops.find((one) => one.create_time > stay.end + AFTER_MS)?.end_time;
 }
 
 // The GPU pairs between two stays, by the command that was nearest in time. A swap has pairs of other workloads, too.
@@ -90,10 +96,11 @@ function curves(kind, before, after, commands) {
 }
 
 // The joints of all workloads: from the end of one span to the begin of the next.
-//   kind: "move", straight from GPU to GPU, or "parked", with time between. An open one goes on until now.
+//   kind: "move", straight from GPU to GPU, or "parked", with time between. One without a next span goes on until the
+//   time "stop", or until now.
 //   isGuess: whether the pair is unknown. before, after: the spans of both stays.
 export function jointsOf(spans, isParkedNow, commands = []) {
-  const giving = givingOf(commands);
+  const ending = endingOf(commands);
   const byWorkload = new Map();
   for (const span of spans) {
     if (!span.workload_id) continue;
@@ -107,12 +114,14 @@ export function jointsOf(spans, isParkedNow, commands = []) {
       const stay = stays[at];
       const next = stays[at + 1];
       if (!next) {
-        if (stay.end !== Infinity && isParkedNow(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, isGuess: false, before: stay.spans, after: [] });
+        if (stay.end === Infinity) continue;
+        const stop = stopOfParked(stay, ending.get(`${workload} stop`));
+        if (stop || isParkedNow(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, stop, isGuess: false, before: stay.spans, after: [] });
         continue;
       }
       if (stay.end === Infinity) continue;
       const kind = next.begin - stay.end < TOGETHER_MS ? "move" : "parked";
-      for (const curve of curves(kind, stay.spans, next.spans, giving.get(`${workload} ${kind}`) ?? [])) joints.push({ workload, kind, ...curve, before: stay.spans, after: next.spans });
+      for (const curve of curves(kind, stay.spans, next.spans, ending.get(`${workload} ${kind}`) ?? [])) joints.push({ workload, kind, ...curve, before: stay.spans, after: next.spans });
     }
   }
   return joints;

@@ -29,7 +29,7 @@ export function show(main) {
   let hits = []; // what is drawn, as drawPicture returns it
 
   const search = h("input", { type: "search", placeholder: "Filter: host, workload", "aria-label": "Filter rows by host or workload" });
-  const ranges = h("div", { class: "segments", role: "group", "aria-label": "Time" }, RANGES.map(([text, value]) => h("button", { type: "button", "data-range": String(value), onclick: () => zoomTo(value) }, text)));
+  const ranges = h("div", { class: "segments", role: "group", "aria-label": "Time" }, RANGES.map(([text, value]) => h("button", { type: "button", "data-range": String(value), onclick: () => zoomTo(value, null, 0) }, text)));
   const follow = h("button", { type: "button", "aria-pressed": "true", onclick: () => setFollowing(!time.isFollowing) }, "Follow now");
   const asTable = h("button", { type: "button", "aria-pressed": "false", onclick: () => toggleTable() }, "Table");
   const canvas = h("canvas", { tabindex: "0", role: "application", "aria-roledescription": "timeline", "aria-label": "Timeline of leases", "aria-describedby": "timeline-help" });
@@ -83,26 +83,28 @@ export function show(main) {
   const present = () => (time.end < now() ? time.end : Infinity);
 
   let wantTimer = 0;
-  function moved() {
+  function moved(restMs = MOVED_MS) {
     arrange();
     soon();
     clearTimeout(wantTimer);
-    wantTimer = setTimeout(() => {
+    const settle = () => {
       window.history.replaceState(null, "", `?${time.query}`);
       history.want(time.start, present());
-    }, MOVED_MS);
+    };
+    if (restMs) wantTimer = setTimeout(settle, restMs);
+    else settle();
     refreshTools();
   }
 
   function setFollowing(value) {
     if (value) time.follow();
     else time.rest();
-    moved();
+    moved(0);
   }
 
-  function zoomTo(range, around) {
+  function zoomTo(range, around, restMs) {
     time.zoomTo(range, around);
-    moved();
+    moved(restMs);
   }
 
   function showTip(item, x, y) {

@@ -120,7 +120,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
 }
 
 // Whether another span is in the row of a parked workload meanwhile.
-function isBusy({ from, to }, spans, present) {
-  const until = to?.begin_time ?? present;
+function isBusy({ from, to, stop }, spans, present) {
+  const until = to?.begin_time ?? stop ?? present;
   return spans.some((one) => one.gpu_uuid === from.gpu_uuid && one.span_id !== from.span_id && one.state === "LEASED" && one.begin_time < until - 500 && (one.end_time ?? Infinity) > from.end_time + 500);
 }

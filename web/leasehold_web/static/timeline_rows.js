@@ -19,7 +19,7 @@ export function layOut(history, { start, end }, words) {
   const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
   const commands = new Map([...history.commands, ...live.commands]).values();
   // A stay in a hidden row counts too: without it, the stays around it would be joined.
-  const isShown = ({ from, to }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? Infinity) > start;
+  const isShown = ({ from, to, stop }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? stop ?? Infinity) > start;
   const joints = jointsOf([...history.spans.values()], (id) => isParked(live.workloads.get(id)), commands).filter(isShown);
   return { rows, placed, spans, joints, height };
 }

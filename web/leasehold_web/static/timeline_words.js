@@ -31,8 +31,8 @@ export function lastReportOf(span) {
 }
 
 // The end of a joint. An open one ends at a time, or earlier if it is not known until then.
-export function endOfJoint({ from, to }, end) {
-  return to?.begin_time ?? Math.max(from.end_time, Math.min(end, knownUntil(from.worker_id) ?? Infinity));
+export function endOfJoint({ from, to, stop }, end) {
+  return to?.begin_time ?? stop ?? Math.max(from.end_time, Math.min(end, knownUntil(from.worker_id) ?? Infinity));
 }
 
 // The end of a span in a table.
@@ -61,9 +61,10 @@ export function textOf({ span, joint, command, event }) {
 }
 
 // A guessed pair is not told: the text has all GPUs of both stays.
-function textOfJoint({ from, to, kind, isGuess, before, after }) {
+function textOfJoint({ from, to, stop, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
   if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(to.begin_time)}`];
+  if (stop) return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(stop)}, ${seconds((stop - from.end_time) / 1000)}; then stopped`];
   if (!to) return [`${nameOf(from)} was parked`, `since ${when(from.end_time)}`];
   return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
 }

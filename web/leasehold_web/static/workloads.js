@@ -41,13 +41,13 @@ export function show(main) {
     });
     all.sort((a, b) => ENDED.has(a.status?.state) - ENDED.has(b.status?.state) || b.create_time - a.create_time);
     const going = all.filter((one) => !ENDED.has(one.status?.state)).length;
-    replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(going)), "not ended"));
+    replace(counts, (all.length > 0 || list.pages > 0) && h("span", {}, h("b", {}, String(going)), "not ended"));
     replace(body, all.slice(0, LIMIT).map(row));
     const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
     setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
     setText(more, list.token ? "Show older ones" : "Try again");
-    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
+    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : list.isLoading ? "Loading…" : "No workload yet: start one with `leasehold run`.")));
     return all.length;
   }
 
@@ -72,6 +72,7 @@ export function show(main) {
   });
   search.addEventListener("input", () => announce(`Matching workloads: ${draw()}.`));
   loadMore();
+  draw();
   return () => {
     end();
     list.end();

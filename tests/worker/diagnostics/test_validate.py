@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from leasehold_simgpu import SimulatedHost
+from leasehold_worker.diagnostics.validate_verb import command
 
 from tests.conformance.conftest import why_no_gpu
 from tests.grids import grid
@@ -201,3 +203,13 @@ def test_everything_holds_on_the_gpus_of_this_host() -> None:
     if reason := why_no_gpu():
         pytest.skip(f"no real GPU: {reason}")
     assert validate(None, "--bytes", "1GiB")["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("8G", "invalid size '8G': write bytes, or a number"), ("4KB", "4KB is too small: give 4 KiB or more")],
+)
+def test_an_invalid_size_is_refused_with_the_rule(size: str, message: str) -> None:
+    refused = CliRunner().invoke(command, ["--bytes", size])
+    assert refused.exit_code == 2
+    assert message in refused.output

@@ -1,14 +1,13 @@
-"""The options of ``leasehold validate``. Its help imports no other module of the worker."""
+"""The options of ``leasehold validate``. Its help imports no large module of the worker."""
 
-import re
 import signal
 from typing import Any, Final
 
 import click
 
+from leasehold_worker.byte_sizes import parse_size
+
 LEAST_BYTES: Final = 4096
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(|[KMGT]i?B?)", re.IGNORECASE)
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at run time in click 8
@@ -20,10 +19,12 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at r
         """Reads the size, or fails with the rule."""
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(str(value).strip())
-        size = round(float(match[1]) * 1024 ** _POWERS[match[2][:1].lower()]) if match else 0
+        try:
+            size = parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         if size < LEAST_BYTES:
-            self.fail(f"invalid size {value!r}: give 4 KiB or more, like 256MiB", param, ctx)
+            self.fail(f"{value} is too small: give 4 KiB or more, like 256MiB", param, ctx)
         return size
 
 

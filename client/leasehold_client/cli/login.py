@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +19,20 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.enrolment_service_pb2 import JoinTicket
+
+_CONTEXT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+
+
+def _context_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    not_empty(ctx, param, value)
+    if value and not _CONTEXT_NAME.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} is no name of a context: write up to 63 letters, digits and ._@-, beginning with a "
+            "letter or a digit",
+            ctx,
+            param,
+        )
+    return value
 
 
 @click.command(
@@ -37,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--context",
     default="",
-    callback=not_empty,
+    callback=_context_name,
     metavar="NAME",
     help="Name of the context.  [default: your name]",
 )

@@ -1,18 +1,17 @@
 // The fleet: each host a row, each GPU a tile. Only the rows in sight exist, whatever the number of hosts.
 import { announce, append, ask, h, replace } from "/static/dom.js";
 import { notice } from "/static/confirmation.js";
-import { drawerFor, lastKnown } from "/static/drawer.js";
-import { glyph } from "/static/glyphs.js";
+import { drawerFor } from "/static/drawer.js";
+import { drawCounts } from "/static/fleet_counts.js";
+import { matches } from "/static/fleet_filter.js";
+import { drawHost, PARKED_LIMIT, parkedOf } from "/static/fleet_host.js";
 import { live, onChange, setSample } from "/static/live.js";
-import { isCandidate, picking, pickGpu, onPick, pickBar, cancelPick } from "/static/picker.js";
-import { bytes, count, ENDED, FAULTY, gib, lower, PARKED, parkedAt, parkedSize } from "/static/words.js";
+import { picking, pickGpu, onPick, pickBar, cancelPick } from "/static/picker.js";
 
 const SAMPLE_MS = 5000;
 const SPARE_ROWS = 3;
-const HOT_CELSIUS = 85;
 const TILE = 62;
 const GAP = 6;
-const PARKED_LIMIT = 3;
 const COUNT_MS = 30; // how long changes are gathered before they are counted
 const BY_NAME = new Intl.Collator("en", { numeric: true }); // much faster than localeCompare, which looks its rules up each time
 
@@ -44,29 +43,6 @@ export function show(main) {
     if (isNarrow()) return 20 + 24 + 8 + tiles + (parked ? 4 + parked * 32 : 0) + 1;
     if (isMedium()) return 20 + Math.max(tiles, 60) + (parked ? 16 + 30 * Math.ceil(parked / 3) : 0) + 1;
     return 20 + Math.max(tiles, 60, parked * 30) + 1;
-  }
-
-  // The workloads beside a host, which no tile shows: parked ones, and faulty ones without GPUs.
-  function parkedOf(id) {
-    const isBeside = ({ status = {} }) => PARKED.has(status.state) || (FAULTY.has(status.state) && !status.lease?.gpu_uuids?.length);
-    return (live.workloadsOf.get(id) ?? []).map((one) => live.workloads.get(one)).filter((one) => one && isBeside(one));
-  }
-
-  function matches(id, words) {
-    if (!words.length) return true;
-    const worker = live.workers.get(id);
-    const texts = [worker.name, worker.host?.hostname, worker.state, worker.cordon && "cordoned"];
-    for (const [key, value] of Object.entries(worker.labels ?? {})) texts.push(`${key}=${value}`);
-    for (const uuid of live.gpusOf.get(id) ?? []) {
-      const gpu = live.gpus.get(uuid);
-      texts.push(gpu.name, gpu.state, gpu.workload_name, gpu.health, gpu.cordon && "cordoned");
-    }
-    for (const one of live.workloadsOf.get(id) ?? []) {
-      const workload = live.workloads.get(one);
-      if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state, PARKED.has(workload.status?.state) && "parked");
-    }
-    const all = texts.filter(Boolean).join("\n").toLowerCase();
-    return words.every((word) => all.includes(word));
   }
 
   function listHosts() {
@@ -118,7 +94,7 @@ export function show(main) {
       let row = rows.get(id);
       if (!row) {
         row = { element: h("section", { class: "host", "data-worker": id }), top: -1 };
-        fill(row.element, id);
+        drawHost(row.element, id, chosen, isNarrow());
         rows.set(id, row);
         height.append(row.element);
       }
@@ -132,116 +108,6 @@ export function show(main) {
         row.element.style.height = `${size}px`;
       }
     }
-  }
-
-  function fill(element, id) {
-    const worker = live.workers.get(id);
-    element.setAttribute("aria-label", `Host ${worker.name}`);
-    replace(element, hostName(worker), h("div", { class: "slots" }, (live.gpusOf.get(id) ?? []).map((uuid) => tile(live.gpus.get(uuid)))), parkedColumn(id));
-  }
-
-  function hostName(worker) {
-    const notes = [];
-    if (worker.state !== "CONNECTED") notes.push(worker.refusal ? `refused: ${worker.refusal}` : lower(worker.state));
-    if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
-    if (worker.pending_claimers && worker.state === "CONNECTED") notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
-    const free = worker.gpu_count === undefined ? ["GPUs unknown"] : [`${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`, lastKnown(worker)];
-    const name = live.gpusOf.get(worker.worker_id)?.map((uuid) => live.gpus.get(uuid).name)[0];
-    return h("div", { class: "host-name" },
-      h("a", { href: `/workers/${encodeURIComponent(worker.worker_id)}` }, glyph(worker.state), h("span", {}, worker.name)),
-      h("p", {}, free, !isNarrow() && name && ` · ${shortName(name)}`),
-      notes.length > 0 && h("p", { class: "note", title: notes.join(", ") }, notes.join(" · ")));
-  }
-
-  function parkedColumn(id) {
-    const parked = parkedOf(id);
-    if (!parked.length) return h("div", { class: "parked" });
-    const shown = parked.length > PARKED_LIMIT + 1 ? parked.slice(0, PARKED_LIMIT) : parked;
-    return h("div", { class: "parked" },
-      shown.map((workload) => {
-        const { tier, size } = PARKED.has(workload.status.state) ? parkedAt(workload) : { tier: "" };
-        const where = tier ? `${size === undefined || tier === "discarded" ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
-        return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}${tier && `, ${where}`}` },
-          glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));
-      }),
-      parked.length > shown.length && h("a", { class: "more", href: `/workers/${encodeURIComponent(id)}` }, `and ${parked.length - shown.length} more`));
-  }
-
-  function tile(gpu) {
-    const state = gpu.state ?? "UNSPECIFIED";
-    const sample = gpu.sample ?? {};
-    const share = gpu.memory_total_bytes && sample.memory_used_bytes !== undefined ? sample.memory_used_bytes / gpu.memory_total_bytes : 0;
-    const title = gpu.workload_name ?? (state === "UNHEALTHY" ? lower(gpu.health) : lower(state));
-    const doing = stateBeside(gpu);
-    const load = sample.utilization_percent === undefined ? "–%" : `${sample.utilization_percent}%`;
-    const heat = sample.temperature_celsius === undefined ? "–°" : `${sample.temperature_celsius}°`;
-    const meter = h("i", {});
-    meter.style.transform = `scaleX(${Math.min(1, share).toFixed(3)})`;
-    const sick = gpu.health && state !== "UNHEALTHY";
-    let class_ = "slot";
-    if (gpu.uuid === chosen) class_ += " chosen";
-    if (isLastKnown(gpu)) class_ += " last-known";
-    if (picking()) class_ += pickClass(gpu);
-    return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), "aria-expanded": picking() ? null : String(gpu.uuid === chosen), tabindex: "-1" },
-      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
-      h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing}` }, lower(doing)) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
-  }
-
-  // Whether its host is out of contact.
-  function isLastKnown(gpu) {
-    return live.workers.get(gpu.worker_id)?.state !== "CONNECTED";
-  }
-
-  // The state of the workload on a GPU, unless it runs.
-  function stateBeside(gpu) {
-    const state = live.workloads.get(gpu.workload_id)?.status?.state;
-    return state === "RUNNING" ? undefined : state;
-  }
-
-  function pickClass(gpu) {
-    const pick = picking();
-    if (pick.sources.includes(gpu.uuid)) return " source";
-    if (pick.picked.includes(gpu.uuid)) return " picked";
-    return isCandidate(gpu) ? " candidate" : "";
-  }
-
-  function label(gpu) {
-    const sample = gpu.sample ?? {};
-    const parts = [`GPU ${gpu.slot ?? 0} of ${live.workers.get(gpu.worker_id)?.name}`, lower(gpu.state)];
-    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${stateBeside(gpu) ? ` ${lower(stateBeside(gpu))}` : ""}`);
-    if (isLastKnown(gpu)) parts.push("last known");
-    if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
-    if (gpu.cordon && gpu.state !== "CORDONED") parts.push("cordoned");
-    parts.push(sample.memory_used_bytes === undefined ? "memory unknown" : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`);
-    if (sample.utilization_percent !== undefined) parts.push(`${sample.utilization_percent} percent busy`);
-    if (sample.temperature_celsius !== undefined) parts.push(`${sample.temperature_celsius} degrees`);
-    if (picking()) parts.push(picking().picked.includes(gpu.uuid) ? "picked" : isCandidate(gpu) ? "can be picked" : "can't be picked");
-    return parts.join(", ");
-  }
-
-  function countAll() {
-    if ((live.refused || live.isLoading) && !live.workers.size) {
-      replace(counts); // they are unknown
-      return;
-    }
-    const states = {};
-    let unreached = 0; // GPUs of hosts out of contact: nobody can lease them
-    for (const gpu of live.gpus.values()) {
-      if (isLastKnown(gpu)) unreached += 1;
-      else states[gpu.state] = (states[gpu.state] ?? 0) + 1;
-    }
-    const parked = [...live.workloads.values()].filter((one) => PARKED.has(one.status?.state));
-    let waiting = 0;
-    for (const worker of live.workers.values()) if (worker.state === "CONNECTED") waiting += worker.pending_claimers ?? 0;
-    const entries = [h("span", {}, h("b", {}, live.workers.size.toLocaleString("en")), live.workers.size === 1 ? "host" : "hosts")];
-    for (const state of ["LEASED", "FREE", "RESERVED", "CORDONED", "UNHEALTHY", "FOREIGN"]) {
-      if (states[state] || state === "LEASED" || state === "FREE") entries.push(h("span", {}, glyph(state), h("b", {}, (states[state] ?? 0).toLocaleString("en")), lower(state)));
-    }
-    if (unreached) entries.push(h("span", {}, glyph("STALE"), h("b", {}, unreached.toLocaleString("en")), "out of contact"));
-    entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.length.toLocaleString("en")), parked.length ? `parked, ${parkedSize(parked)}` : "parked"));
-    if (waiting) entries.push(h("span", {}, glyph("PENDING"), h("b", {}, String(waiting)), waiting === 1 ? "claim waits" : "claims wait"));
-    replace(counts, ...entries);
   }
 
   function choose(uuid) {
@@ -338,7 +204,7 @@ export function show(main) {
     if (isListStale) listHosts();
     for (const id of workers) {
       const row = rows.get(id);
-      if (row && live.workers.has(id)) fill(row.element, id);
+      if (row && live.workers.has(id)) drawHost(row.element, id, chosen, isNarrow());
     }
     place();
     ensureTabStop();
@@ -348,7 +214,7 @@ export function show(main) {
   function countSoon() {
     countTimer ||= setTimeout(() => {
       countTimer = 0;
-      countAll();
+      drawCounts(counts);
     }, COUNT_MS);
   }
 
@@ -418,7 +284,7 @@ export function show(main) {
   const sampling = setInterval(sample, SAMPLE_MS);
   const firstSample = setTimeout(sample, 700);
 
-  countAll();
+  drawCounts(counts);
   checkPick();
   refresh([]);
   chooseWanted();
@@ -432,9 +298,4 @@ export function show(main) {
     document.removeEventListener("keydown", onKey);
     drawer?.end();
   };
-}
-
-// The model without what all of them share.
-export function shortName(name) {
-  return name.replace(/^(NVIDIA|Tesla)\s+/i, "").replace(/\s+(HBM\d?e?|PCIe|SXM\d?)\b.*$/i, "");
 }

@@ -506,9 +506,11 @@ JOINTS = """async () => {
     begin_time: begin,
     ...(end ? { end_time: end } : {}),
   });
+  const parked = (...fields) => ({ ...span(...fields), state: "UNSPECIFIED", parked: true });
   const spans = [
     span("moved", "0", 0, 10000, "a"), span("moved", "3", 10000, 0, "b"),
-    span("parked", "1", 0, 5000, "c"), span("parked", "2", 60000, 70000, "d"),
+    span("parked", "1", 0, 5000, "c"), parked("parked", "1", 5010, 60000),
+    span("parked", "2", 60000, 70000, "d"), parked("parked", "2", 70010, 0),
     span("pair", "4", 0, 9000, "e"), span("pair", "5", 0, 9000, "e"),
     span("pair", "6", 9001, 0, "f"), span("pair", "7", 9001, 0, "f"),
     span("short", "9", 0, 5000, "h"), span("short", "10", 5300, 0, "i"),
@@ -521,7 +523,9 @@ JOINTS = """async () => {
     span("crossed", "20", 60000, 0, "o"), span("crossed", "21", 60000, 0, "o"),
     span("swapped", "24", 0, 9000, "p"), span("swapped", "25", 0, 9000, "p"),
     span("swapped", "26", 9000, 0, "q"), span("swapped", "27", 9000, 0, "q"),
-    span("stopped", "28", 0, 5000, "r"), span("killed", "29", 0, 60400, "s"),
+    span("stopped", "28", 0, 5000, "r"), parked("stopped", "28", 5001, 60500),
+    parked("inside", "30", 5000, 90000), parked("inside", "31", 5000, 90000),
+    parked("back", "32", 5000, 60000), span("back", "33", 60000, 0, "s"),
   ];
   const command = (create_time, end_time, operation, pairs) => ({
     state: "SUCCEEDED", create_time, end_time, ...operation,
@@ -537,14 +541,13 @@ JOINTS = """async () => {
       [["22", "21"], ["23", "20"]]),
     command(8000, 9500, remap("other", "swapped"),
       [["26", "25"], ["27", "24"], ["24", "27"], ["25", "26"]]),
-    command(60000, 60500, { workload_id: "stopped", operation: { stop: {} } }, []),
-    command(60000, 60500, { workload_id: "killed", operation: { stop: {} } }, []),
     command(30000, 31000, remap("pair"), [["4", "7"], ["5", "6"]]),
     // A command of others has no pairs.
     { ...command(8000, undefined, remap("pair"), []), result: { claimed_gpu_uuids: ["6", "7"] } },
   ];
-  return jointsOf(spans, (id) => (id === "parked" ? Infinity : 0), commands).map((one) => [
-    one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : (one.stop ?? "now"),
+  return jointsOf(spans, commands).map((one) => [
+    one.workload, one.kind, one.from.gpu_uuid,
+    one.to ? one.to.gpu_uuid : one.end === Infinity ? "now" : one.end,
     ...(one.isGuess ? ["guess"] : [])].join(" "));
 }"""
 
@@ -569,6 +572,9 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
             "swapped move 24 27",
             "swapped move 25 26",
             "stopped parked 28 60500",
+            "inside parked 30 90000",
+            "inside parked 31 90000",
+            "back parked 32 33",
         ]
 
 

@@ -3,15 +3,13 @@
 import re
 import signal
 import time
-from typing import Any, Final
-from urllib.parse import parse_qs
+from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page
 from .conftest import WebFleet
-from .http import Client
 
 CLOCK: Final = "const real = Date.now; Date.now = () => real() + %d;"
 """A clock of the browser that differs from that of the server, by ms."""
@@ -239,159 +237,125 @@ def test_the_lane_of_an_old_workload_has_its_whole_past(
     assert asked == ["start=4000&workload=w-1"]
 
 
-STAYS: Final = """async () => {
+PAST: Final = """async () => {
   const { History } = await import("/static/history.js");
-  const { live } = await import("/static/live.js");
-  const { jointsOf } = await import("/static/spans.js");
-  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
-  const history = new History(() => {});
-  const workload = (id, state, begin) =>
-    live.workloads.set(id, { workload_id: id, create_time: begin, status: { state } });
-  workload("parked", "SUSPENDED", 1000);
-  workload("new", "RUNNING", 41000);
-  workload("away", "RUNNING", 1000);
-  workload("without GPUs", "RUNNING", 1000);
-  live.workloads.get("away").status.lease = { gpu_uuids: ["9"] };
-  workload("odd id", "SUSPENDED", 0);
-  for (const start of [40000, 45000, 20000]) await history.want(start, Infinity);
-  return jointsOf([...history.spans.values()], (id) => (id === "parked" ? Infinity : 0)).map(
-    (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
+  const { layOut } = await import("/static/timeline_rows.js");
+  const { textOf } = await import("/static/timeline_words.js");
+  const whole = new History(() => {});
+  await whole.want(0, Infinity);
+  const parked = [...whole.spans.values()].find((one) => one.parked);
+  const { begin_time: begin, end_time: end } = parked;
+  const middle = (begin + end) / 2;
+  const windows = [
+    [begin - 300, middle], [begin + 50, middle], [middle, end + 300], [begin - 300, end + 300],
+    [begin - 300, begin - 150], [end + 150, end + 300],
+  ];
+  const told = [];
+  for (const [start, until] of windows) {
+    const history = new History(() => {});
+    await history.want(start, until);
+    const { joints, spans } = layOut(history, { start, end: until }, []);
+    told.push([...joints.map((joint) => {
+      const text = textOf({ joint })[1].includes("; then restored on alpha/") ? "restored" : "parked";
+      return [text, joint.from.slot ?? 0, joint.to ? joint.to.slot ?? 0 : "-"].join(" ");
+    }), ...spans.filter((one) => one.state === "LEASED").map((one) => `leased ${one.slot ?? 0}`)].join(", "));
+  }
+  return told;
 }"""
 
 
 @pytest.mark.long
-def test_a_parked_time_that_began_before_the_loaded_time_leads_from_where_the_workload_was(
-    browser: Browser, web_fleet: WebFleet
-) -> None:
-    """A workload that began in the loaded time was nowhere before. Each time is asked for once.
-
-    One of them was restored after the loaded time.
-    """
-
-    def span(name: str, workload: str, gpu: str, begin: int, end: int | None) -> dict[str, object]:
-        ends = {} if end is None else {"end_time": end}
-        place = {"gpu_uuid": gpu, "workload_id": workload, "state": "LEASED", "lease_id": name}
-        return {"span_id": name, "begin_time": begin, **place, **ends}
-
-    loaded = [span("s-3", "restored", "3", 42_000, None), span("s-5", "new", "5", 41_000, None)]
-    stays = [span("s-1", "parked", "1", 2_000, 8_000), span("s-2", "restored", "2", 3_000, 9_000)]
-    stays += [span("s-6", "away", "8", 2_000, 8_000), span("s-7", "away", "9", 60_000, 70_000)]
-    asked: list[str] = []
-
-    def tell(route: Route) -> None:
-        path = route.request.url.partition("/api/")[2]
-        asked.append(path)
-        spans = stays if path.startswith("stays") else loaded
-        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 50_000})
-
-    with open_page(browser, web_fleet.url, web_fleet.token) as page:
-        page.route("**/api/history?*", tell)
-        page.route("**/api/stays?*", tell)
-        assert page.evaluate(STAYS) == ["restored parked 2 3", "parked parked 1 now", "away parked 8 9"]
-    assert [one for one in asked if one.startswith("stays")] == [
-        f"stays?end={time}&workload=parked&workload=away&workload=restored" for time in (40_000, 20_000)
-    ]
-
-
-RESTORED: Final = """async () => {
-  const { History } = await import("/static/history.js");
-  const { live } = await import("/static/live.js");
-  const { isParked, jointsOf } = await import("/static/spans.js");
-  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
-  const history = new History(() => {});
-  const workload = (id, status) => live.workloads.set(id, { workload_id: id, create_time: 1000, status });
-  workload("before", { state: "SUSPENDED" });
-  workload("within", { state: "RUNNING", lease: { lease_id: "s-4" } });
-  workload("again", { state: "RUNNING", lease: { lease_id: "s-7" } });
-  workload("parked", { state: "SUSPENDED" });
-  workload("over", { state: "EXITED", end_time: 200000 });
-  workload("ended", { state: "EXITED", end_time: 45000 });
-  const joints = () => jointsOf([...history.spans.values()], (id) => isParked(live.workloads.get(id))).map(
-    (one) => [one.workload, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" ")).sort();
-  await history.want(40000, 50000);
-  const told = [joints()];
-  workload("before", { state: "RUNNING", lease: { lease_id: "s-2" } });
-  for (let at = 0; at < 2; at += 1) await history.wantNews(40000, 50000);
-  told.push(joints());
-  await history.want(40000, 56000);
-  told.push(joints());
-  await history.want(80000, Infinity);
-  return [...told, joints()];
-}"""
-
-
-@pytest.mark.long
-def test_a_past_time_keeps_the_line_of_a_workload_that_is_restored_later(
-    browser: Browser, web_fleet: WebFleet
-) -> None:
-    """One was parked before the shown time, others within it. No line leads over an unknown time."""
-
-    def span(name: str, workload: str, gpu: str, begin: int, end: int | None) -> dict[str, Any]:
-        ends = {} if end is None else {"end_time": end}
-        place = {"gpu_uuid": gpu, "workload_id": workload, "state": "LEASED", "lease_id": name}
-        return {"span_id": name, "begin_time": begin, **place, **ends}
-
-    stays = {
-        "before": [span("s-1", "before", "1", 2_000, 8_000), span("s-2", "before", "2", 60_000, None)],
-        "within": [span("s-3", "within", "3", 41_000, 45_000), span("s-4", "within", "4", 70_000, None)],
-        "again": [
-            span("s-5", "again", "5", 41_000, 43_000),
-            span("s-6", "again", "6", 52_000, 55_000),
-            span("s-7", "again", "7", 70_000, None),
-        ],
-        "parked": [span("s-8", "parked", "8", 41_000, 43_000), span("s-9", "parked", "9", 60_000, 65_000)],
-        "over": [span("s-10", "over", "10", 41_000, 43_000), span("s-11", "over", "11", 60_000, 65_000)],
-        "ended": [span("s-12", "ended", "12", 41_000, 44_000)],
-    }
-    all_spans = [one for some in stays.values() for one in some]
-    asked: list[str] = []
-
-    def tell(route: Route) -> None:
-        path = route.request.url.partition("/api/")[2]
-        query = parse_qs(path.partition("?")[2])
-        spans: list[dict[str, Any]] = []
-        if path.startswith("stays"):
-            asked.append(path)
-            end = int(query["end"][0])
-            for name in query["workload"]:
-                earlier = [one for one in stays[name] if one["begin_time"] < end]
-                later = [one for one in stays[name] if one["begin_time"] >= end]
-                is_restored = name != "before" or len(asked) > 2
-                spans += earlier[-1:] + later[: int(is_restored)]
-        else:
-            start, end = int(query["start"][0]), int(query.get("end", ["90000"])[0])
-            ends = [(one, one.get("end_time", 90_000)) for one in all_spans]
-            spans = [one for one, ended in ends if one["begin_time"] < end and ended > start]
-        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 90_000})
-
-    with open_page(browser, web_fleet.url, web_fleet.token) as page:
-        page.route("**/api/history?*", tell)
-        page.route("**/api/stays?*", tell)
-        shown = page.evaluate(RESTORED)
-    within = ["again 5 6", "over 10 11", "parked 8 9", "parked 9 now", "within 3 4"]
-    assert shown == [
-        sorted(["before 1 now", *within]),
-        sorted(["before 1 2", *within]),
-        sorted(["before 1 2", "again 6 7", *within]),
-        ["parked 9 now"],
-    ]
-    after = "stays?end=50000&workload=within&workload=again&workload=parked&workload=over"
-    assert asked[1:4] == [after, "stays?end=50000&workload=before", "stays?end=56000&workload=again"]
-
-
-@pytest.mark.long
-def test_the_last_stay_of_a_workload_before_a_time_is_served(fleet: WebFleet) -> None:
-    client = Client(fleet.url)
-    client.log_in(fleet.token)
+def test_each_part_of_a_past_parked_time_has_its_line(browser: Browser, fleet: WebFleet) -> None:
+    """The workload has ended, and a page that was not open knows it from the stored history alone."""
     fleet.fleet.cli("suspend", "train")
-    fleet.fleet.cli("restore", "train")
-    spans = [one for one in client.get("/api/history").json["spans"] if one["state"] == "LEASED"]
-    newest, oldest = spans
-    workload, before = newest["workload_id"], newest["begin_time"] - 1
-    asked = f"/api/stays?end={before}&workload={workload}&workload=unknown"
-    assert client.get(asked).json["spans"] == [oldest, newest]
-    assert client.get(f"/api/stays?workload={workload}").json["spans"] == [newest]
-    assert client.get("/api/stays?" + "&".join(["workload=a"] * 51)).status == 400
+    fleet.fleet.cli("restore", "train", "--to", "alpha/2")
+    fleet.fleet.cli("stop", "train")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(PAST) == [
+            "parked 0 -, leased 0",
+            "parked 0 -",
+            "restored 0 2, leased 2",
+            "restored 0 2, leased 0, leased 2",
+            "leased 0",
+            "leased 2",
+        ]
+
+
+@pytest.mark.long
+def test_a_workload_that_is_stopped_while_it_is_parked_was_parked_until_then(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    fleet.fleet.cli("suspend", "train")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        told = """async () => {
+          const { History } = await import("/static/history.js");
+          const { jointsOf } = await import("/static/spans.js");
+          const { textOf } = await import("/static/timeline_words.js");
+          const history = new History(() => {});
+          await history.want(0, Infinity);
+          return jointsOf(history.spans.values()).map((joint) => textOf({ joint })[1]);
+        }"""
+        (since,) = page.evaluate(told)
+        assert re.fullmatch(r"since [0-9:]+", since)
+        fleet.fleet.cli("stop", "train")
+        (until,) = page.evaluate(told)
+        assert re.fullmatch(r"from [0-9:]+ to [0-9:]+, [0-9.]+ m?s", until)
+
+
+@pytest.mark.long
+def test_a_time_that_rests_learns_the_ends_of_its_leases(browser: Browser, fleet: WebFleet) -> None:
+    """The time has no news, but a lease that went on at its end does."""
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}timeline?range=600000&end={int(1000 * time.time())}")
+        page.click('button:text-is("Table")')
+        row = page.locator("tbody tr", has_text="train").filter(has=page.locator('td:text-is("leased")'))
+        expect(row.locator("td").nth(4)).to_have_text("now")
+        fleet.fleet.cli("suspend", "train")
+        expect(row.locator("td").nth(4)).to_have_text(re.compile("[0-9]+:[0-9]+"))
+        expect(page.locator('button:text-is("Follow now")')).to_be_visible()  # it rests
+
+
+RESTING: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  await history.want(1000, 9000);
+  for (let at = 0; at < 4; at += 1) {
+    await history.wantNews(1000, 9000);
+    const spans = [...history.spans.values()];
+    told.push(spans.map((one) => `${one.span_id} ${one.end_time ?? "open"}`).join(", "));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_a_time_that_rests_asks_for_ends_only_and_loads_anew_after_too_many(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    spans = [{"span_id": one, "begin_time": 2_000} for one in ("first", "second")]
+    ends = [{**one, "end_time": end} for one, end in zip(spans, (52_000, 70_000), strict=True)]
+    answers: list[tuple[list[dict[str, object]], bool, int]] = [
+        (spans, False, 50_000),  # type: ignore[list-item]  # the values differ
+        ([ends[0], spans[1]], False, 60_000),  # type: ignore[list-item]
+        ([], True, 71_000),
+        (ends, False, 72_000),  # type: ignore[list-item]
+    ]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        found, is_truncated, time_ms = answers.pop(0)
+        route.fulfill(json={"spans": found, "is_truncated": is_truncated, "time": time_ms})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        over = "first 52000, second 70000"
+        assert page.evaluate(RESTING) == ["first 52000, second open", over, over, over]
+    assert asked == [
+        *("start=1000&end=9000", "start=47000&end=9000", "start=57000&end=9000"),
+        "start=1000&end=9000",
+    ]
 
 
 REAL_JOINTS: Final = """async () => {
@@ -399,7 +363,7 @@ REAL_JOINTS: Final = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const history = new History(() => {});
   await history.want(0, Infinity);
-  return jointsOf([...history.spans.values()], () => 0, history.commands.values()).map(
+  return jointsOf(history.spans.values(), history.commands.values()).map(
     (one) => [one.kind, one.from.slot ?? 0, one.to.slot ?? 0].join(" ") + (one.isGuess ? " guess" : ""));
 }"""
 
@@ -412,7 +376,7 @@ def test_a_move_is_told_apart_from_a_suspend_and_a_restore_right_after(
     fleet.fleet.cli("suspend", "train")
     fleet.fleet.cli("restore", "train", "--to", "alpha/1")
     with open_page(browser, fleet.url, fleet.token) as page:
-        assert page.evaluate(REAL_JOINTS) == ["move 0 2", "parked 2 1"]
+        assert sorted(page.evaluate(REAL_JOINTS)) == ["move 0 2", "parked 2 1"]
 
 
 LAID_OUT: Final = """async (words) => {
@@ -476,7 +440,7 @@ GUESS: Final = """async () => {
   });
   const stays = [span(0, 0, 9000), span(1, 0, 9000), span(2, 9000, 20000), span(3, 9000, 20000),
     span(0, 60000), span(1, 60000)];
-  return jointsOf(stays, () => 0).map((joint) => textOf({ joint })[1]);
+  return jointsOf(stays).map((joint) => textOf({ joint })[1]);
 }"""
 
 
@@ -595,7 +559,7 @@ STALE: Final = """async (contact) => {
   live.workers.set("here", { worker_id: "here", state: "CONNECTED" });
   const span = (worker_id, end_time) =>
     ({ span_id: worker_id, gpu_uuid: worker_id, worker_id, begin_time: 10, end_time, state: "LEASED" });
-  const joint = { workload: "w-1", kind: "parked", to: null };
+  const joint = { workload: "w-1", kind: "parked", begin: 100, end: Infinity, to: null };
   const joints = ["here", "silent"].map((one) => ({ ...joint, from: span(one, 100) }));
   const commands = ["PENDING"].map((state) => ({ state, create_time: 100, operation: { stop: {} } }));
   const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60]]) };
@@ -620,35 +584,6 @@ def test_without_contact_the_timeline_ends_with_the_shown_state(
         for contact in ({"isConnected": False}, {"lost": {"since": 1}}, {"refused": {"message": ""}}):
             assert page.evaluate(STALE, contact) == [400, 300, 400, 300, 400]
         assert page.evaluate(STALE, {"isConnected": False, "seenAt": 0})[:2] == [None, 300]
-
-
-PARKED: Final = """async () => {
-  const { History } = await import("/static/history.js");
-  const { live } = await import("/static/live.js");
-  const { layOut } = await import("/static/timeline_rows.js");
-  const { textOf } = await import("/static/timeline_words.js");
-  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
-  const history = new History(() => {});
-  const workload = (id, state, status = {}) => {
-    live.workloads.set(id, { workload_id: id, status: { state, ...status } });
-    live.gpus.set(id, { uuid: id, worker_id: "worker-a" });
-    const place = { gpu_uuid: id, workload_id: id, worker_name: "alpha", state: "LEASED" };
-    history.spans.set(id, { span_id: id, begin_time: 1000, end_time: 5000, ...place });
-  };
-  for (const state of ["SUSPENDED", "RESTORING", "STOPPING", "RUNNING", "EXITED"]) workload(state, state);
-  workload("stopping from park", "STOPPING", { park_time: 4000 });
-  workload("over", "EXITED", { end_time: 60000 });
-  const joints = layOut(history, { start: 70000, end: 90000 }, []).joints;
-  return joints.map((joint) => `${joint.workload} ${textOf({ joint })[1].split(" ")[0]}`);
-}"""
-
-
-@pytest.mark.long
-def test_a_workload_is_parked_during_its_restore_or_stop_too(browser: Browser, fleet: WebFleet) -> None:
-    """A stopped workload that ran was never parked, and the clock of its end is that of its host."""
-    with open_page(browser, fleet.url, fleet.token) as page:
-        parked = ("SUSPENDED", "RESTORING", "stopping from park")
-        assert page.evaluate(PARKED) == [f"{state} since" for state in parked]
 
 
 FINGERS: Final = """async (events) => {
@@ -692,7 +627,7 @@ POINTED: Final = """async (points) => {
     span("before", "0", 0, 100), span("other", "0", 200, 900),
     span("third", "3", 300, 600), span("after", "7", 800, 1000),
   ];
-  const joint = { workload: "before", kind: "parked", from: spans[0], to: spans[3] };
+  const joint = { workload: "before", kind: "parked", from: spans[0], to: spans[3], begin: 100, end: 800 };
   const placed = new Map([["0", 20], ["3", 100], ["7", 200]]);
   const time = { start: 0, end: 1000, scale: () => ({ labels: 0, xOf: (one) => one }) };
   const canvas = document.createElement("canvas");

@@ -259,7 +259,6 @@ def routes() -> list[web.RouteDef]:
         "/api/samples": get_samples,
         "/api/names": history.get_names,
         "/api/history": history.get_history,
-        "/api/stays": history.get_stays,
         "/api/marks": history.get_marks,
         "/api/workloads": get_workloads,
         "/api/workloads/{id}": get_workload,

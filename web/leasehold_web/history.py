@@ -1,18 +1,14 @@
-"""The past for our scripts: lease spans, where workloads were before, and commands and events by time."""
+"""The past for our scripts: lease spans, and commands and events by time."""
 
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Final
 
-import grpc
 from aiohttp import web
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest
-from leasehold.v1.lease_pb2 import SLOT_STATE_LEASED, LeaseSpan
 
 from leasehold_web.answers import CALL_TIMEOUT_S, ID, answer, documents_of
 from leasehold_web.documents import Document, milliseconds
@@ -22,13 +18,6 @@ from leasehold_web.workload_names import workload_names
 
 WORKLOADS_LIMIT: Final = 50
 """Most workloads of one question: their ids fit the line of a request."""
-
-STAY_CALLS: Final = 8
-STAY_SPANS: Final = 512
-"""Spans that are read for one stay. A worker has 256 GPUs at most, and each may be reserved before."""
-
-TOGETHER_NS: Final = 500_000_000
-"""Time within which the spans of one lease begin."""
 
 HISTORY_PAGES: Final = 6
 HISTORY_PAGE_SIZE: Final = 1_000
@@ -64,35 +53,6 @@ async def get_history(request: web.Request) -> web.Response:
     return answer({"spans": spans, "is_truncated": bool(asked.page_token), "time": now_ms})
 
 
-async def get_stays(request: web.Request) -> web.Response:
-    """The leases of some workloads around a time: the last one before it, and the first one after it.
-
-    Unknown workloads have none. A workload with very many later leases has none after the time.
-    """
-    api = await request[SESSION].entry.api()
-    workloads, end = _workloads(request), _moment(request, "end")
-    places = asyncio.Semaphore(STAY_CALLS)
-
-    async def of_workload(workload: str) -> list[LeaseSpan]:
-        before = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, end_time=end)
-        after = ListLeaseHistoryRequest(page_size=STAY_SPANS, workload=workload, start_time=end)
-        call = partial(api.events.ListLeaseHistory, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
-        async with places:
-            try:
-                found = _first_lease((await call(before)).spans)
-                if end is not None:
-                    page = await call(after)
-                    found += [] if page.next_page_token else _first_lease(_begun(page.spans, end)[::-1])
-            except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
-                    return []
-                raise
-        return found
-
-    stays = await asyncio.gather(*map(of_workload, workloads))
-    return answer({"spans": await documents_of(request, [span for stay in stays for span in stay])})
-
-
 async def get_marks(request: web.Request) -> web.Response:
     """The commands and events of a time, the latest first, and the time since which both are complete."""
     api = await request[SESSION].entry.api()
@@ -118,22 +78,6 @@ async def get_marks(request: web.Request) -> web.Response:
     if cuts:
         found["complete_from"] = max(map(milliseconds, cuts))
     return answer(found)
-
-
-def _begun(spans: Iterable[LeaseSpan], moment: Timestamp) -> list[LeaseSpan]:
-    """The spans that began at a time or later."""
-    return [span for span in spans if span.begin_time.ToNanoseconds() >= moment.ToNanoseconds()]
-
-
-def _first_lease(spans: Sequence[LeaseSpan]) -> list[LeaseSpan]:
-    """The spans of the first lease among spans of one workload. Leases of others have no ids."""
-    leased = [span for span in spans if span.state == SLOT_STATE_LEASED]
-
-    def is_of_first(span: LeaseSpan) -> bool:
-        apart_ns = abs(span.begin_time.ToNanoseconds() - leased[0].begin_time.ToNanoseconds())
-        return span.lease_id == leased[0].lease_id and (bool(span.lease_id) or apart_ns < TOGETHER_NS)
-
-    return list(filter(is_of_first, leased))
 
 
 def _workloads(request: web.Request) -> list[str]:

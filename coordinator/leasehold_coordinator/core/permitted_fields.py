@@ -154,6 +154,7 @@ LEASE_SPAN: Final[Rows] = {
     "owner": HIDDEN,
     "begin_time": SHOWN,
     "end_time": SHOWN,
+    "parked": SHOWN,
 }
 """A use of a GPU by a workload of others. The present GPUs show the same."""
 

@@ -94,7 +94,7 @@ class Fleet:
         self.events = Events(store, self.reader.event_hub)
         self.refusals = Refusals(self.events)
         self.audit = AuditRefusals(store)
-        self.lease_history = LeaseHistory(store, self.workloads)
+        self.lease_history = LeaseHistory(store, self.workloads, self.registry)
         self.worker_news = WorkerNews(self.reader, self.events, self.lease_history)
         self.traces = CommandTraces()
         self.join_tokens = JoinTokens()
@@ -281,6 +281,7 @@ class Fleet:
             await self.store.write(*rows, *stored_rows)
         for workload in workloads:
             self.reader.report_bounds.charge(before[workload.workload_id], workload)
+            self.lease_history.note_workload(workload.workload_id)
             self._publish_workload(workload)
         for stored in commands:
             is_news = self._is_news(stored)

@@ -1,21 +1,25 @@
-"""The history of leases: which workload used which GPU, and when a GPU was unavailable for another reason.
+"""The history of leases: which workload used which GPU and when, and when a workload was parked.
 
-Each publication of a worker is compared with the open spans of its GPUs. Changed spans are collected in
-memory and stored together a little later. Nothing depends on them, and a crash loses those of half a second:
-after a restart, the reports of the workers end and begin the spans that differ.
+It also has the times in which a GPU was unavailable for another reason. Each publication of a worker is
+compared with the open spans of its GPUs, and each change of a workload with its parked spans. Changed spans
+are collected in memory and stored together a little later. Nothing depends on them, and a crash loses those
+of half a second: after a restart, the reports of the workers end and begin the spans that differ.
 """
 
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, final
 
 from leasehold.v1 import lease_pb2
 from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
 from leasehold.v1.worker_pb2 import FleetGpu
+from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.event_bounds import EventBounds
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
@@ -42,18 +46,24 @@ _Use: TypeAlias = "tuple[SlotState.ValueType, str, str]"
 
 @final
 class LeaseHistory:
-    """The open spans of all GPUs, and the changed spans that are not stored yet.
+    """The open spans of all GPUs and parked workloads, and the changed spans that are not stored yet.
 
     Args:
         store: The store.
-        workloads: The workloads that have not ended, for the names of the holders.
+        workloads: The workloads that have not ended.
+        registry: The workers, for the GPUs of parked workloads.
     """
 
-    def __init__(self, store: Store, workloads: LiveWorkloads) -> None:
+    def __init__(self, store: Store, workloads: LiveWorkloads, registry: Registry) -> None:
         self._store = store
         self._workloads = workloads
+        self._registry = registry
         self._open: dict[str, dict[str, LeaseSpan]] = {}
         """Open spans by GPU, by id of the worker."""
+        self._held: Counter[str] = Counter()
+        """GPUs with an open span of a lease, by id of the workload."""
+        self._parked: dict[str, list[LeaseSpan]] = {}
+        """Open spans of parked workloads, by id of the workload."""
         self._sessions: dict[str, str | None] = {}
         """The session of the last comparison, by id of the worker."""
         self._waiting: dict[str, LeaseSpan] = {}
@@ -64,10 +74,22 @@ class LeaseHistory:
     def load(self, spans: Iterable[LeaseSpan]) -> None:
         """Takes the open spans of the store, oldest first. A later span of a GPU ends an earlier one."""
         for span in spans:
+            if span.parked:
+                self._parked.setdefault(span.workload_id, []).append(span)
+                continue
             of_worker = self._open.setdefault(span.worker_id, {})
             if (earlier := of_worker.get(span.gpu_uuid)) is not None:
                 self._end(earlier, span.begin_time.ToNanoseconds())
             of_worker[span.gpu_uuid] = span
+            self._count_held(span, 1)
+        now_ns = time.time_ns()
+        for workload_id in self._parked.keys() - self._workloads.keys():
+            self._compare_parked(workload_id, now_ns)
+        for workload in self._workloads.values():
+            status = workload.status
+            is_told = status.HasField("park_time") and is_storable(status.park_time)
+            told_ns = status.park_time.ToNanoseconds() if is_told else now_ns
+            self._compare_parked(workload.workload_id, min(told_ns, now_ns))
 
     def note(self, known: KnownWorker, gpus: Sequence[FleetGpu]) -> None:
         """Compares the reported GPUs of a worker with the open spans.
@@ -85,7 +107,9 @@ class LeaseHistory:
         is_first = self._sessions.get(worker_id) != known.session_id
         self._sessions[worker_id] = known.session_id
         of_worker = self._open.setdefault(worker_id, {})
+        changed: dict[str, int] = {}
         for uuid in of_worker.keys() - {gpu.gpu.uuid for gpu in gpus}:
+            changed[of_worker[uuid].workload_id] = now_ns
             self._end(of_worker.pop(uuid), now_ns)
         for gpu in gpus:
             span = of_worker.get(gpu.gpu.uuid)
@@ -97,14 +121,25 @@ class LeaseHistory:
                 continue  # compared again at the next publication
             time_ns = _change_time_ns(gpu.lease, span, now_ns) if is_first else now_ns
             if span is not None:
+                changed[span.workload_id] = time_ns
                 self._end(of_worker.pop(gpu.gpu.uuid), time_ns)
             if gpu.lease.state not in _NO_USE:
-                of_worker[gpu.gpu.uuid] = self._begin(gpu, time_ns)
+                begun = of_worker[gpu.gpu.uuid] = self._begin(gpu, time_ns)
+                changed[begun.workload_id] = time_ns
+        for workload_id, time_ns in changed.items():
+            self._compare_parked(workload_id, time_ns)
+
+    def note_workload(self, workload_id: str) -> None:
+        """Begins or ends the parked spans of a workload that has changed."""
+        self._compare_parked(workload_id, time.time_ns())
 
     def forget(self, worker_id: str) -> None:
         """Ends the spans of a deleted worker."""
-        for span in self._open.pop(worker_id, {}).values():
+        parked = [span for spans in self._parked.values() for span in spans if span.worker_id == worker_id]
+        for span in [*self._open.pop(worker_id, {}).values(), *parked]:
             self._end(span, time.time_ns())
+        for workload_id in {span.workload_id for span in parked}:
+            del self._parked[workload_id]
         self._sessions.pop(worker_id, None)
         self._bounds.forget(worker_id)
 
@@ -127,8 +162,7 @@ class LeaseHistory:
     def _begin(self, gpu: FleetGpu, time_ns: int) -> LeaseSpan:
         state, lease_id, workload_id = _use(gpu.lease)
         span = LeaseSpan(
-            # The worker may choose the time. The random part keeps it from the spans of other workers.
-            span_id=f"s-{time_ns:019d}-{secrets.token_hex(8)}",
+            span_id=_new_id(time_ns),
             gpu_uuid=gpu.gpu.uuid,
             worker_id=gpu.worker_id,
             worker_name=gpu.worker_name,
@@ -138,9 +172,59 @@ class LeaseHistory:
             workload_id=workload_id,
             begin_time=timestamp(time_ns),
         )
+        self._count_held(span, 1)
         self._waiting[span.span_id] = span
         self._name(span)
         return span
+
+    def _compare_parked(self, workload_id: str, time_ns: int) -> None:
+        """Begins or ends the parked spans of a workload.
+
+        A parked time lasts from the end of a lease to the begin of the next one. The reports of a workload
+        and of its GPUs come one after the other, so between them nothing changes.
+        """
+        workload = self._workloads.get(workload_id)
+        is_held = self._held[workload_id] > 0
+        if workload is not None and workload.status.HasField("lease") and not is_held:
+            return
+        is_parked = workload is not None and not is_held and workload.status.HasField("park_time")
+        if workload is None or not is_parked:
+            for span in self._parked.pop(workload_id, ()):
+                self._end(span, time_ns)
+        elif workload_id not in self._parked and (begun := self._begin_parked(workload, time_ns)):
+            self._parked[workload_id] = begun
+
+    def _begin_parked(self, workload: Workload, time_ns: int) -> list[LeaseSpan]:
+        known = self._registry.get(workload.worker_id)
+        if known is None or len(self._waiting) >= WAITING_LIMIT:
+            return []
+        former = set(workload.status.parked_gpu_uuids)
+        gpus = [gpu for gpu in known.hello.gpus if gpu.uuid in former]
+        if not gpus or self._bounds.admit(workload.worker_id) is None:
+            return []
+        spans = [
+            LeaseSpan(
+                span_id=_new_id(time_ns),
+                gpu_uuid=gpu.uuid,
+                worker_id=workload.worker_id,
+                worker_name=known.hello.name,
+                slot=gpu.slot,
+                workload_id=workload.workload_id,
+                workload_name=workload.name,
+                owner=workload.owner,
+                begin_time=timestamp(time_ns),
+                parked=True,
+            )
+            for gpu in gpus
+        ]
+        self._waiting.update((span.span_id, span) for span in spans)
+        return spans
+
+    def _count_held(self, span: LeaseSpan, change: int) -> None:
+        if span.state == lease_pb2.SLOT_STATE_LEASED:
+            self._held[span.workload_id] += change
+            if not self._held[span.workload_id]:
+                del self._held[span.workload_id]
 
     def _name(self, span: LeaseSpan) -> None:
         """Adds name and owner of the workload. A worker may report a lease before its workload."""
@@ -150,8 +234,14 @@ class LeaseHistory:
             self._waiting[span.span_id] = span
 
     def _end(self, span: LeaseSpan, time_ns: int) -> None:
+        self._count_held(span, -1)
         span.end_time.CopyFrom(timestamp(max(time_ns, span.begin_time.ToNanoseconds())))
         self._waiting[span.span_id] = span
+
+
+def _new_id(time_ns: int) -> str:
+    """An id by time. A worker may choose the time: the random part keeps it from the spans of others."""
+    return f"s-{time_ns:019d}-{secrets.token_hex(8)}"
 
 
 def _use(lease: GpuLease) -> _Use:

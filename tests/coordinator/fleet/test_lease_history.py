@@ -1,5 +1,6 @@
 """The history of leases: spans begin, end and continue with the reports of the workers, over restarts too."""
 
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 from leasehold.v1 import lease_pb2, workload_pb2
 from leasehold.v1.event_service_pb2 import ListLeaseHistoryRequest
-from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan
+from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
+from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.timestamps import timestamp
 
@@ -90,6 +92,131 @@ def test_a_span_begins_and_ends_with_its_lease(tmp_path: Path) -> None:
         assert (first.slot, is_open(first), second.slot, is_open(second)) == (1, True, 0, False)
         assert before_ns < second.begin_time.ToNanoseconds() < second.end_time.ToNanoseconds()
         assert second.end_time == first.begin_time
+
+    on_bench(tmp_path, story)
+
+
+def become(bench: Bench, state: str, *, parked: int | None = None, lease: bool = False) -> None:
+    """Changes the workload w-1 as a report does.
+
+    Args:
+        bench: The fleet.
+        state: The state.
+        parked: The slot of its former GPU. None: it is not parked.
+        lease: Whether it has a lease.
+    """
+    status = WorkloadStatus(state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
+    if parked is not None:
+        status.parked_gpu_uuids.append(f"GPU-alpha-{parked}")
+        status.park_time.CopyFrom(timestamp(time.time_ns()))
+    if lease:
+        status.lease.workload_id = "w-1"
+    bench.fleet.workloads.pop("w-1", None)
+    if not is_ended(status.state):
+        bench.fleet.workloads["w-1"] = Workload(
+            workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
+        )
+    bench.fleet.lease_history.note_workload("w-1")
+
+
+async def told(bench: Bench) -> list[str]:
+    """The leases and parked times in the order of their begin, with the slot, and whether they go on."""
+    used = [one for one in await spans(bench) if one.state != lease_pb2.SLOT_STATE_RESERVED]
+    found = sorted(used, key=lambda one: one.begin_time.ToNanoseconds())
+    for before, after in itertools.pairwise(found):
+        assert before.end_time.ToNanoseconds() <= after.begin_time.ToNanoseconds()
+    states = ["PARKED" if one.parked else SlotState.Name(one.state)[len("SLOT_STATE_") :] for one in found]
+    ends = ["…" if is_open(one) else "" for one in found]
+    return [f"{state} {one.slot}{end}" for state, one, end in zip(states, found, ends, strict=True)]
+
+
+def test_a_parked_workload_has_spans_between_its_leases(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        become(bench, "SUSPENDING", lease=True)
+        report(bench, known)
+        assert await told(bench) == ["LEASED 0"]
+        become(bench, "SUSPENDED", parked=0)
+        assert await told(bench) == ["LEASED 0", "PARKED 0…"]
+        (parked,) = [one for one in await spans(bench) if one.parked]
+        assert (parked.workload_name, parked.owner, parked.worker_name) == ("train", "user/ann", "alpha")
+        assert parked.state == lease_pb2.SLOT_STATE_UNSPECIFIED
+        become(bench, "RESTORING", parked=0)
+        reserved = leased(1, "w-1")
+        reserved.state = lease_pb2.SLOT_STATE_RESERVED
+        report(bench, known, reserved)
+        report(bench, known, leased(1, "w-1"))
+        become(bench, "RESTORING", parked=0)  # it was stored late
+        become(bench, "RUNNING", lease=True)
+        assert await told(bench) == ["LEASED 0", "PARKED 0", "LEASED 1…"]
+        # The GPUs are reported after the workload.
+        become(bench, "SUSPENDED", parked=1)
+        report(bench, known)
+        assert (await told(bench))[-2:] == ["LEASED 1", "PARKED 1…"]
+        become(bench, "RUNNING", lease=True)
+        assert (await told(bench))[-1] == "PARKED 1…"
+        report(bench, known, leased(0, "w-1"))
+        assert (await told(bench))[-2:] == ["PARKED 1", "LEASED 0…"]
+        become(bench, "SUSPENDED", parked=0)
+        report(bench, known)
+        become(bench, "EXITED")
+        assert (await told(bench))[-1] == "PARKED 0"
+
+    on_bench(tmp_path, story)
+
+
+def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_path: Path) -> None:
+    async def before(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        report(bench, known)
+        become(bench, "SUSPENDED", parked=0)
+        await bench.fleet.lease_history.flush()
+
+    async def away(bench: Bench) -> None:
+        become(bench, "SUSPENDED", parked=0)
+        bench.fleet.lease_history.load(await bench.store.open_lease_spans())
+        assert await told(bench) == ["LEASED 0", "PARKED 0…"]
+        restored_ns = time.time_ns()
+        become(bench, "RUNNING", lease=True)
+        connect(bench, "s-2", leased(1, "w-1", since_ns=restored_ns))
+        assert await told(bench) == ["LEASED 0", "PARKED 0", "LEASED 1…"]
+        (parked,) = [one for one in await spans(bench) if one.parked]
+        assert parked.end_time.ToNanoseconds() == restored_ns
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, away)
+
+
+def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path) -> None:
+    async def before(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        report(bench, known)
+        become(bench, "SUSPENDED", parked=0)
+        await bench.fleet.lease_history.flush()
+
+    async def after(bench: Bench) -> None:
+        bench.fleet.lease_history.load(await bench.store.open_lease_spans())  # the workload has ended
+        assert await told(bench) == ["LEASED 0", "PARKED 0"]
+        known = connect(bench, "s-2")
+        become(bench, "SUSPENDED", parked=1)
+        assert (await told(bench))[-1] == "PARKED 1…"
+        bench.fleet.registry.disconnect(known, SessionId("s-2"), left=True)
+        bench.fleet.worker_news.publish_deleted(known)
+        assert (await told(bench))[-1] == "PARKED 1"
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
+
+
+def test_a_parked_time_whose_begin_a_crash_lost_begins_when_the_worker_said(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        connect(bench, "s-1")
+        status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED, park_time=timestamp(5 * S))
+        status.parked_gpu_uuids.append("GPU-alpha-1")
+        bench.fleet.workloads["w-1"] = Workload(workload_id="w-1", worker_id="worker-alpha", status=status)
+        bench.fleet.lease_history.load([])
+        (parked,) = await spans(bench)
+        assert (parked.parked, parked.slot, parked.begin_time) == (True, 1, timestamp(5 * S))
 
     on_bench(tmp_path, story)
 

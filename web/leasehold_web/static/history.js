@@ -1,19 +1,10 @@
 // The stored history for a time: spans, commands and events, asked for when the time is looked at.
 import { ask } from "/static/dom.js";
-import { live } from "/static/live.js";
 import { learnName } from "/static/names.js";
-import { isParked } from "/static/spans.js";
-import { CONCLUDED, ENDED } from "/static/words.js";
+import { CONCLUDED } from "/static/words.js";
 
-const STAYS_AT_ONCE = 50; // workloads of one question for stays
-const STAYS_ID = /^[\w.@/-]{1,64}$/; // a worker may report other ids, which the server does not look for
-const STAYS_LIMIT = 400; // workloads whose earlier or next stay is asked for at once
-const SKEW_MS = 60000; // how much the clock of a host may be fast
 const RETRY_MS = 2000; // after an answer that failed
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
-
-// Whether a workload ended about when its last known stay did, by the clock of its host.
-const hasEndedWith = ({ state, end_time: end = 0 }, stayEnd) => ENDED.has(state) && end < stayEnd + SKEW_MS;
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
@@ -25,15 +16,12 @@ export class History {
     this.spans = new Map();
     this.commands = new Map();
     this.events = new Map();
-    this.searched = new Map(); // the time before which a workload's last stay was asked for, by id
-    this.followed = new Map(); // the state of a workload and the end of its stay for which the next stay was asked for
-    this.isPresent = false; // whether the loaded time ended with the server's present
     this.cutAt = 0; // the time before which an answer was truncated, or 0
-    this.lacksStays = false; // whether too many workloads have such a stay
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
     this.known = null; // the time that is loaded, as [start, end], until the server's present at most
+    this.freshAt = 0; // the server's time up to which the ends of the loaded spans are known
     this.isAsking = false;
     this.wanted = null; // the time that is loaded next
     this.newsUntil = null; // until when news is loaded next
@@ -69,7 +57,7 @@ export class History {
         if (wanted) this.wanted = null;
         else this.newsUntil = null;
         if (wanted) await this.load(...wanted);
-        else if (this.known) await this.load(this.known[0], until);
+        else if (this.known) await (until > this.known[1] ? this.load(this.known[0], until) : this.loadEnds());
       }
       this.problem = "";
     } catch (error) {
@@ -92,7 +80,7 @@ export class History {
     let from = start;
     let to = end;
     if (this.known && start >= this.known[0] && end >= this.known[0] && start <= this.known[1]) {
-      if (end <= this.known[1]) return this.loadStays(); // a workload may have been restored since
+      if (end <= this.known[1]) return;
       from = Math.max(start, this.known[1] - OVERLAP_MS);
     } else if (this.known && end >= this.known[0] && end <= this.known[1]) {
       to = this.known[0];
@@ -101,69 +89,43 @@ export class History {
     }
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!isPart) {
-      // Between these spans and the new ones there may be unknown ones.
-      this.spans.clear();
-      this.searched.clear();
-      this.followed.clear();
-    }
-    const ended = this.take(leases, to);
-    if (ended.length) {
-      const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
-      for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
-    }
+    if (!isPart) this.spans.clear(); // between these and the new ones there may be unknown ones
+    await this.takeAll(leases, to);
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
     if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
     const present = Math.min(to, leases.time);
-    this.isPresent = to >= leases.time;
+    if (!this.known || to >= this.known[1]) this.freshAt = leases.time;
     const begin = Math.min(present, Math.max(from, cutOf(leases, marks)));
     const hasHole = this.known !== null && begin > this.known[1];
+    if (hasHole) for (const [id, one] of this.spans) if (one.end_time < begin) this.spans.delete(id); // no joint leads over it
     this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
     if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
     this.onLoad();
-    await this.loadStays();
   }
 
-  // Loads where workloads were before and after the loaded time, if they were parked at its begin or its end.
-  async loadStays() {
-    if (this.query || !this.known) return;
-    const [begin, end] = this.known;
-    const { before, after } = this.lackingStays(begin, end);
-    this.lacksStays = Math.max(before.length, after.length) > STAYS_LIMIT;
-    await this.askStays(begin, before, ({ id }) => this.searched.set(id, begin));
-    await this.askStays(end, after, ({ id, key }) => this.followed.set(id, key));
-  }
-
-  async askStays(time, wanted, note) {
-    for (let at = 0; at < Math.min(wanted.length, STAYS_LIMIT); at += STAYS_AT_ONCE) {
-      const some = wanted.slice(at, Math.min(at + STAYS_AT_ONCE, STAYS_LIMIT));
-      const found = await ask(`/api/stays?end=${Math.ceil(time)}&${new URLSearchParams(some.map(({ id }) => ["workload", id]))}`);
-      some.forEach(note);
-      this.keep(found.spans);
+  // Loads the ends of spans that went on when they were loaded.
+  async loadEnds() {
+    const to = this.known[1];
+    if (![...this.spans.values()].some((one) => !one.end_time && one.begin_time < to)) return;
+    const leases = await this.spansOf(this.freshAt - OVERLAP_MS, to);
+    await this.takeAll(leases, to);
+    if (leases.is_truncated) {
+      this.wanted ??= this.known;
+      this.known = null;
     }
+    this.freshAt = leases.time;
+    this.onLoad();
   }
 
-  // The workloads whose stay before or after a time is unknown. Parked ones, and those that have GPUs now, may have been
-  // parked at its begin. A workload whose last known stay has ended may have been parked at its end.
-  lackingStays(begin, end) {
-    const first = new Map(); // when the first known stay began
-    const last = new Map(); // when the last one that began before the end has ended
-    const hasNext = new Set();
-    for (const { state, workload_id: id, begin_time: from, end_time: to = Infinity } of this.spans.values()) {
-      if (!id || state !== "LEASED") continue;
-      first.set(id, Math.min(first.get(id) ?? Infinity, from));
-      if (from >= end) hasNext.add(id);
-      else last.set(id, Math.max(last.get(id) ?? 0, to));
-    }
-    const all = [...live.workloads.values()].filter((one) => STAYS_ID.test(one.workload_id));
-    const candidates = new Set([...all.filter((one) => isParked(one) || one.status?.lease).map((one) => one.workload_id), ...first.keys()]);
-    const isNew = (id) => (live.workloads.get(id)?.create_time ?? 0) >= begin;
-    const before = [...candidates].filter((id) => (first.get(id) ?? Infinity) >= begin && STAYS_ID.test(id) && !(this.searched.get(id) <= begin) && !isNew(id)).map((id) => ({ id }));
-    if (this.isPresent) return { before, after: [] }; // nothing is later
-    const after = all.map(({ workload_id: id, status = {} }) => ({ id, key: `${last.get(id)} ${status.state} ${status.lease?.lease_id}`, status })).filter(({ id, key, status }) => last.get(id) < end && !hasNext.has(id) && this.followed.get(id) !== key && !hasEndedWith(status, last.get(id)));
-    return { before, after };
+  // Keeps the spans of an answer. Those that it lacks although they went on have ended before the asked time, or were
+  // deleted.
+  async takeAll(leases, to) {
+    const ended = this.take(leases, to);
+    if (!ended.length) return;
+    const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
+    for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
   }
 
   spansOf(from, to) {
@@ -186,7 +148,7 @@ export class History {
 
   // Whether more happened since a time than answers have.
   isCut(start) {
-    return start < this.cutAt || this.lacksStays;
+    return start < this.cutAt;
   }
 
   // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.

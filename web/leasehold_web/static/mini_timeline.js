@@ -5,7 +5,7 @@ import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
-import { isParked, jointsOf, tickText, ticksOf } from "/static/spans.js";
+import { jointsOf, tickText, ticksOf } from "/static/spans.js";
 import { endOf, endOfJoint, lastReportOf } from "/static/timeline_words.js";
 import { count, ENDED, moment } from "/static/words.js";
 
@@ -32,13 +32,14 @@ export function miniTimeline(workload, current, commands = () => []) {
 
   function draw() {
     // A reserved GPU is not used yet, and may never be.
-    const spans = [...history.spans.values()].filter((one) => one.state === "LEASED").sort((a, b) => a.begin_time - b.begin_time);
-    const end = endOfLane(spans);
+    const all = [...history.spans.values()].filter((one) => one.state === "LEASED" || one.parked).sort((a, b) => a.begin_time - b.begin_time);
+    const spans = all.filter((one) => !one.parked);
+    const end = endOfLane(all);
     const isCut = history.isCut(0);
-    const start = Math.min((!isCut && current().create_time) || end, spans[0]?.begin_time ?? end) - 1000;
+    const start = Math.min((!isCut && current().create_time) || end, all[0]?.begin_time ?? end) - 1000;
     const text = safe(history.problem || (isCut ? "The history is longer than one answer: this lane has the latest stays only." : ""));
     if (told.textContent !== text) told.textContent = text;
-    const rows = [...new Set(spans.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
+    const rows = [...new Set(all.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
     const context = sized(canvas, width, height);
@@ -60,7 +61,7 @@ export function miniTimeline(workload, current, commands = () => []) {
       context.fillStyle = colours.muted;
       context.fillText(history.known ? "It has held no GPU in the stored history." : history.problem ? "" : "Loading…", LABELS, AXIS + ROW / 2);
     }
-    for (const joint of jointsOf(spans, () => isParked(current()), [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.from.end_time), y(joint.from.gpu_uuid), x(Math.min(end, endOfJoint(joint, end))), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
+    for (const joint of jointsOf(all, [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.begin), y(joint.from.gpu_uuid), x(Math.min(end, endOfJoint(joint, end))), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours);
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;

@@ -1,30 +1,23 @@
 // The past of GPUs and workloads: what was where, and the joints between. Pure, without a picture.
-import { PARKED, workloadsOf } from "/static/words.js";
+import { workloadsOf } from "/static/words.js";
 
-// A move exchanges the lease at once, so one report has the end of the old spans and the begin of the new ones.
+// What one report ends and begins: the stays around a move, and a parked time with the stay after it.
 const TOGETHER_MS = 20;
 
 // A stay begins during its command, except for the delays of reports.
 const BEFORE_MS = 1000;
 const AFTER_MS = 2000;
 
-// Whether a workload without GPUs is parked, or is restored or stopped from there. A running one that is stopped was
-// never parked. That of an ended workload is unknown.
-export function isParked({ status = {} } = {}) {
-  return PARKED.has(status.state) || status.state === "RESTORING" || (status.state === "STOPPING" && Boolean(status.park_time));
-}
-
-// All spans of a workload as stays: groups of spans with one lease, in the order of time.
-function staysOf(spans) {
-  const stays = new Map();
+// Spans of one workload as groups with one lease, such as its stays or its parked times, in the order of time.
+function groupsOf(spans) {
+  const groups = new Map();
   for (const span of spans) {
-    if (span.state !== "LEASED") continue;
     // Two moves within one lease would otherwise look like one stay.
     const key = `${span.lease_id ?? ""} ${Math.round(span.begin_time / 500)}`;
-    if (!stays.has(key)) stays.set(key, []);
-    stays.get(key).push(span);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(span);
   }
-  return [...stays.values()].map((group) => ({
+  return [...groups.values()].map((group) => ({
     spans: group.sort((a, b) => (a.slot ?? 0) - (b.slot ?? 0)),
     begin: Math.min(...group.map((one) => one.begin_time)),
     end: Math.max(...group.map((one) => one.end_time ?? Infinity)),
@@ -43,11 +36,11 @@ function moved(before, after) {
   return paired(before.filter(lacks(after)), after.filter(lacks(before)));
 }
 
-// The succeeded commands that end a joint, by workload and kind: those that give GPUs, and stops.
-function endingOf(commands) {
+// The succeeded commands that give GPUs, by workload and kind of joint.
+function givingOf(commands) {
   const found = new Map();
   for (const command of commands) {
-    const kind = command.operation?.remap ? "move" : command.operation?.restore ? "parked" : command.operation?.stop && "stop";
+    const kind = command.operation?.remap ? "move" : command.operation?.restore && "parked";
     if (!kind || command.state !== "SUCCEEDED") continue;
     for (const id of workloadsOf(command)) {
       const key = `${id} ${kind}`;
@@ -95,12 +88,20 @@ function curves(kind, before, after, commands) {
   return [...told.map(([from, to]) => ({ from, to, isGuess: false })), ...rest.map(([from, to]) => ({ from, to, isGuess }))];
 }
 
-// The joints of all workloads: from the end of one span to the begin of the next.
-//   kind: "move", straight from GPU to GPU, or "parked", with time between. One without a next span goes on until the
-//   time "stop", or until now.
-//   isGuess: whether the pair is unknown. before, after: the spans of both stays.
-export function jointsOf(spans, isParkedNow, commands = []) {
-  const ending = endingOf(commands);
+// The joints of a kind from spans to those of the next stay, or to nothing.
+function joined(workload, kind, begin, end, before, next, giving) {
+  const common = { workload, kind, begin, end, before, after: next?.spans ?? [] };
+  if (!next) return before.map((from) => ({ ...common, from, to: null, isGuess: false }));
+  return curves(kind, before, next.spans, giving.get(`${workload} ${kind}`) ?? []).map((curve) => ({ ...common, ...curve }));
+}
+
+// The joints of all workloads. Between two stays there is none in a time that is not loaded.
+//   kind: "move", straight from GPU to GPU, or "parked", with time between.
+//   begin, end: its times. The end Infinity: it goes on.
+//   from, to: spans of the GPUs that it joins. to: null if no loaded stay follows.
+//   isGuess: whether the pair is unknown. before, after: all spans that it may join.
+export function jointsOf(spans, commands = []) {
+  const giving = givingOf(commands);
   const byWorkload = new Map();
   for (const span of spans) {
     if (!span.workload_id) continue;
@@ -109,19 +110,19 @@ export function jointsOf(spans, isParkedNow, commands = []) {
   }
   const joints = [];
   for (const [workload, all] of byWorkload) {
-    const stays = staysOf(all);
-    for (let at = 0; at < stays.length; at += 1) {
-      const stay = stays[at];
-      const next = stays[at + 1];
-      if (!next) {
-        if (stay.end === Infinity) continue;
-        const stop = stopOfParked(stay, ending.get(`${workload} stop`));
-        if (stop || isParkedNow(workload)) for (const span of stay.spans) joints.push({ workload, kind: "parked", from: span, to: null, stop, isGuess: false, before: stay.spans, after: [] });
-        continue;
-      }
-      if (stay.end === Infinity) continue;
-      const kind = next.begin - stay.end < TOGETHER_MS ? "move" : "parked";
-      for (const curve of curves(kind, stay.spans, next.spans, ending.get(`${workload} ${kind}`) ?? [])) joints.push({ workload, kind, ...curve, before: stay.spans, after: next.spans });
+    const stays = groupsOf(all.filter((one) => one.state === "LEASED"));
+    const parkings = groupsOf(all.filter((one) => one.parked));
+    for (const { begin, end, spans: before } of parkings) {
+      const next = stays.find((one) => Math.abs(one.begin - end) < TOGETHER_MS);
+      joints.push(...joined(workload, "parked", begin, end, before, next, giving));
+    }
+    for (const [at, next] of stays.slice(1).entries()) {
+      const { end: begin, spans: before } = stays[at];
+      if (begin === Infinity) continue;
+      const isMove = next.begin - begin < TOGETHER_MS;
+      // A very busy worker has no spans of some parked times.
+      if (!isMove && parkings.some((one) => one.begin < next.begin && one.end > begin)) continue;
+      joints.push(...joined(workload, isMove ? "move" : "parked", begin, next.begin, before, next, giving));
     }
   }
   return joints;

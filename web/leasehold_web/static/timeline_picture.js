@@ -108,7 +108,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y1 = placed.get(joint.from.gpu_uuid) + offset;
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
-    const x1 = xOf(joint.from.end_time);
+    const x1 = xOf(joint.begin);
     const x2 = xOf(endOfJoint(joint, Math.min(present, time.end)));
     const busy = isBusy(joint, spans, present);
     drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: busy });
@@ -120,7 +120,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
 }
 
 // Whether another span is in the row of a parked workload meanwhile.
-function isBusy({ from, to, stop }, spans, present) {
-  const until = to?.begin_time ?? stop ?? present;
-  return spans.some((one) => one.gpu_uuid === from.gpu_uuid && one.span_id !== from.span_id && one.state === "LEASED" && one.begin_time < until - 500 && (one.end_time ?? Infinity) > from.end_time + 500);
+function isBusy({ from, begin, end }, spans, present) {
+  const until = Math.min(end, present);
+  return spans.some((one) => one.gpu_uuid === from.gpu_uuid && one.span_id !== from.span_id && one.state === "LEASED" && one.begin_time < until - 500 && (one.end_time ?? Infinity) > begin + 500);
 }

@@ -1,6 +1,6 @@
 // The rows of the timeline: which GPUs it shows, where, and what lies on them. Heights in px.
 import { live, workerName } from "/static/live.js";
-import { isParked, jointsOf } from "/static/spans.js";
+import { jointsOf } from "/static/spans.js";
 import { nameOf } from "/static/timeline_words.js";
 
 export const ROW = 26;
@@ -15,13 +15,13 @@ const BY_NAME = new Intl.Collator("en", { numeric: true });
 // The layout for a time and a filter:
 //   rows: { y, uuid, slot } or { y, host }; placed: y by UUID; spans, joints: those in sight; height: of all rows.
 export function layOut(history, { start, end }, words) {
-  const spans = [...history.spans.values()].filter((one) => one.begin_time < end && (one.end_time ?? Infinity) > start).sort((a, b) => a.begin_time - b.begin_time);
-  const { rows, placed, height } = place(matching(gpusOf(spans), spans, words));
+  const seen = [...history.spans.values()].filter((one) => one.begin_time < end && (one.end_time ?? Infinity) > start).sort((a, b) => a.begin_time - b.begin_time);
+  const { rows, placed, height } = place(matching(gpusOf(seen), seen, words));
   const commands = new Map([...history.commands, ...live.commands]).values();
   // A stay in a hidden row counts too: without it, the stays around it would be joined.
-  const isShown = ({ from, to, stop }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && from.end_time < end && (to?.begin_time ?? stop ?? Infinity) > start;
-  const joints = jointsOf([...history.spans.values()], (id) => isParked(live.workloads.get(id)), commands).filter(isShown);
-  return { rows, placed, spans, joints, height };
+  const isShown = ({ from, to, ...joint }) => placed.has(from.gpu_uuid) && placed.has((to ?? from).gpu_uuid) && joint.begin < end && joint.end > start;
+  const joints = jointsOf(history.spans.values(), commands).filter(isShown);
+  return { rows, placed, spans: seen.filter((one) => !one.parked), joints, height };
 }
 
 // What is known of GPUs that the live view does not have any more comes from their spans.

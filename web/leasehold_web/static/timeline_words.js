@@ -30,9 +30,9 @@ export function lastReportOf(span) {
   return span.end_time ? undefined : knownUntil(span.worker_id);
 }
 
-// The end of a joint. An open one ends at a time, or earlier if it is not known until then.
-export function endOfJoint({ from, to, stop }, end) {
-  return to?.begin_time ?? stop ?? Math.max(from.end_time, Math.min(end, knownUntil(from.worker_id) ?? Infinity));
+// The end of a joint. One that goes on ends at a time, or earlier if it is not known until then.
+export function endOfJoint({ from, begin, end }, until) {
+  return end === Infinity ? Math.max(begin, Math.min(until, knownUntil(from.worker_id) ?? Infinity)) : end;
 }
 
 // The end of a span in a table.
@@ -61,10 +61,9 @@ export function textOf({ span, joint, command, event }) {
 }
 
 // A guessed pair is not told: the text has all GPUs of both stays.
-function textOfJoint({ from, to, stop, kind, isGuess, before, after }) {
+function textOfJoint({ from, to, begin, end, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
-  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(to.begin_time)}`];
-  if (stop) return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(stop)}, ${seconds((stop - from.end_time) / 1000)}; then stopped`];
-  if (!to) return [`${nameOf(from)} was parked`, `since ${when(from.end_time)}`];
-  return [`${nameOf(from)} was parked`, `from ${when(from.end_time)} to ${when(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${places(to, after)}`];
+  if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(end)}`];
+  if (end === Infinity) return [`${nameOf(from)} was parked`, `since ${when(begin)}`];
+  return [`${nameOf(from)} was parked`, `from ${when(begin)} to ${when(end)}, ${seconds((end - begin) / 1000)}${to ? `; then restored on ${places(to, after)}` : ""}`];
 }

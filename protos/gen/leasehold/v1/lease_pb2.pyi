@@ -333,7 +333,7 @@ Global___ForeignProcess: _TypeAlias = ForeignProcess  # noqa: Y015
 @_typing.final
 class LeaseSpan(_message.Message):
     """A past or present use of a GPU: the time between two changes of its slot's state or lease. The times in which a GPU
-    was FREE have no span.
+    was FREE have no span. A parked workload has a span, too, for each GPU that it held before.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -350,10 +350,11 @@ class LeaseSpan(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     BEGIN_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     span_id: _builtins.str
     """Unique id."""
     gpu_uuid: _builtins.str
-    """UUID of the GPU."""
+    """UUID of the GPU. If `parked`: the GPU that the workload held before."""
     worker_id: _builtins.str
     """The GPU's worker."""
     worker_name: _builtins.str
@@ -361,7 +362,7 @@ class LeaseSpan(_message.Message):
     slot: _builtins.int
     """Position in the worker's pool, from 0."""
     state: Global___SlotState.ValueType
-    """The state of the slot."""
+    """The state of the slot. Unspecified if `parked`."""
     lease_id: _builtins.str
     """Id of the lease. Empty: none."""
     workload_id: _builtins.str
@@ -370,6 +371,8 @@ class LeaseSpan(_message.Message):
     """Name of the workload. Empty: none, or unknown."""
     owner: _builtins.str
     """Owner of the workload. Empty: none, or unknown."""
+    parked: _builtins.bool
+    """Whether the workload was parked meanwhile, and held no GPU. Others may have used the GPU."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
         """Time of its begin."""
@@ -393,10 +396,11 @@ class LeaseSpan(_message.Message):
         owner: _builtins.str = ...,
         begin_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
+        parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "lease_id", b"lease_id", "owner", b"owner", "slot", b"slot", "span_id", b"span_id", "state", b"state", "worker_id", b"worker_id", "worker_name", b"worker_name", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "lease_id", b"lease_id", "owner", b"owner", "parked", b"parked", "slot", b"slot", "span_id", b"span_id", "state", b"state", "worker_id", b"worker_id", "worker_name", b"worker_name", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

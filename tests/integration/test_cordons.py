@@ -65,6 +65,26 @@ def test_a_cordoned_worker_grants_nothing_until_it_is_put_back(fleet: Fleet, alp
 
 
 @pytest.mark.long
+def test_a_swap_gives_no_cordoned_or_sick_gpu_to_another_workload(fleet: Fleet, alpha: LocalHost) -> None:
+    assert alpha.simulated is not None
+    for name in ("one", "two", "pair"):
+        fleet.run_counter(name, gpus=2 if name == "pair" else 1)
+    fleet.cli("cordon", "alpha/1", "alpha/3", "--reason", "a fan")
+    for dry in ([], ["--dry-run"]):
+        refused = fleet.cli("remap", "one", "two", "--swap", *dry, code=1)
+        assert "alpha/1 is cordoned by" in refused.stdout + refused.stderr
+    # It has both GPUs already.
+    fleet.cli("remap", "pair", "--pair", "alpha/2=alpha/3", "--pair", "alpha/3=alpha/2")
+    fleet.cli("uncordon", "alpha/1", "alpha/3")
+    fleet.cli("cordon", "alpha", "--reason", "to be moved")
+    fleet.refuse("remap", "one", "two", "--swap", code=1, match="the worker is cordoned by")
+    fleet.cli("uncordon", "alpha")
+    alpha.simulated.raise_xid(0, 79)
+    alpha.wait(lambda: health(alpha.look(), 0))
+    fleet.refuse("remap", "one", "two", "--swap", code=1, match="GPU_UNHEALTHY")
+
+
+@pytest.mark.long
 def test_a_sick_gpu_is_given_to_nobody_until_its_health_is_reset(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
     counter = alpha.exec("--", *COUNTING)

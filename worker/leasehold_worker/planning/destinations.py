@@ -102,6 +102,9 @@ class Destinations:
                     held=self._pool.holds.gpus_of(plan.hold_id),
                     is_asleep=target.workload.is_asleep,
                 )
+                # Their holders keep cordoned and unhealthy GPUs, but nobody gets them.
+                swapped = plan.swapped(target)
+                self._pool.slots.check_free(swapped, allow_foreign=True, held=swapped)
         destinations = [gpu_uuid for target in plan.targets for gpu_uuid in target.destination]
         if plan.pairs:
             homes = {gpu_uuid for target in plan.targets for gpu_uuid in target.home}

@@ -189,6 +189,11 @@ class Plan:
         held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}
         return [gpu_uuid for gpu_uuid in target.destination if gpu_uuid not in held]
 
+    def swapped(self, target: WorkloadPlan) -> list[str]:
+        """GPUs that a workload gets from other workloads of the plan."""
+        kept = {*target.workload.gpu_uuids, *self.to_reserve(target)}
+        return [gpu_uuid for gpu_uuid in target.destination if gpu_uuid not in kept]
+
     @property
     def is_parked(self) -> bool:
         """Whether its workloads are suspended already, so that their hooks have been called."""

@@ -11,10 +11,14 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-import torch
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1.workload_pb2 import HelperTerms
 from leasehold_client import local
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    sys.exit(f"this example needs PyTorch with CUDA ({missing}): install it, as by `pip install torch`")
 
 FEATURES, BATCH, STEPS = 64, 256, 100
 PAUSE_S = 0.1

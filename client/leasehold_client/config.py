@@ -132,11 +132,20 @@ def configured_coordinator() -> str:
     Raises:
         UsageError: The file is unreadable or invalid.
     """
+    return coordinator_in_file() or default_coordinator()
+
+
+def coordinator_in_file() -> str:
+    """Address of the coordinator in the settings file. Empty: there is none.
+
+    Raises:
+        UsageError: The file is unreadable or invalid.
+    """
     try:
         path = config_path()
         return _coordinator_of(read_settings_file(path).decode())
     except FileNotFoundError:
-        return default_coordinator()
+        return ""
     except OSError as error:
         raise UsageError(
             f"the configuration {path} can't be read: {error.strerror}; make it a readable file or remove it"
@@ -148,18 +157,18 @@ def configured_coordinator() -> str:
 
 
 def _coordinator_of(text: str) -> str:
-    """The value of the file's only key, or the default.
+    """The value of the file's only key. Empty: there is none.
 
     Raises:
-        ValueError: The text is not TOML, or has another key or type.
+        ValueError: The text is not TOML, or has another key, another type or an empty value.
     """
     import tomllib  # late: most users have no file
 
     settings = tomllib.loads(text)
     for key, value in settings.items():
-        if key != "coordinator" or not isinstance(value, str):
+        if key != "coordinator" or not isinstance(value, str) or not value:
             raise ValueError(f"{key} = {value!r}"[:100])
-    return str(settings.get("coordinator") or default_coordinator())
+    return str(settings.get("coordinator", ""))
 
 
 def read_settings_file(path: Path) -> bytes:

@@ -125,6 +125,11 @@ class Contexts:
             raise UsageError(f"no context is named {name!r}: {known}; `leasehold login` makes one")
         return self.by_name[name]
 
+    def name_for(self, address: str) -> str | None:
+        """The name of a context with a coordinator, the current one first. None: there is none."""
+        names = [one.name for one in self.by_name.values() if one.coordinator == address]
+        return self.current if self.current in names else next(iter(names), None)
+
     def put(self, context: Context) -> Contexts:
         """The contexts with one added or replaced.
 

@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from typing import Final, final
@@ -52,7 +52,8 @@ class StateFile:
                 f"{directory} cannot hold a simulated host: {error.strerror}"
             ) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # the error above says what is wrong
+                temporary.unlink(missing_ok=True)
         return cls.open(directory)
 
     @classmethod

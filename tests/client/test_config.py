@@ -57,7 +57,14 @@ def test_the_file_names_the_coordinator(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["coordinater = 'x'", "coordinator = 7400", "coordinator", "coordinator = '\udcff'", "a = " + "[" * 9999],
+    [
+        "coordinater = 'x'",
+        "coordinator = 7400",
+        "coordinator = ''",
+        "coordinator",
+        "coordinator = '\udcff'",
+        "a = " + "[" * 9999,
+    ],
 )
 def test_a_file_that_breaks_a_rule_is_refused(file: Path, text: str) -> None:
     file.write_bytes(text.encode(errors="surrogateescape"))

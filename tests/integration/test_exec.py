@@ -187,7 +187,8 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert refused == f"leasehold: {lacks}: suspend or stop a workload, or wait (NO_FREE_GPU)\n"
     told, refused = local_host.run("--wait", "0.2", "--", "true", code=125).splitlines()
     assert told == f"leasehold: waiting, 1 of 1 in the queue: {lacks}"
-    assert refused == f"leasehold: after 0.2 s: {lacks}: suspend or stop a workload, or wait (NO_FREE_GPU)"
+    way_out = "suspend or stop a workload, or wait (NO_FREE_GPU)"
+    assert refused == f"leasehold: not granted in time: {lacks}: {way_out}"
     holder.kill()
     local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
@@ -236,7 +237,7 @@ def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -
     host.wait_line(waiting, f"waiting, 1 of 1 in the queue: {lacks}", "err")
     assert lacks in host.look().waiting[0].reason
     refused = host.run("--wait", "0.2", "--memory", "512MiB", "--", "true", code=125).splitlines()[-1]
-    assert refused.startswith(f"leasehold: after 0.2 s: {lacks}")
+    assert refused.startswith(f"leasehold: not granted in time: {lacks}")
     assert refused.endswith("(INSUFFICIENT_RESOURCES)")
     memory.kill()
     host.wait_line(waiting, "holding")

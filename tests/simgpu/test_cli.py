@@ -270,6 +270,9 @@ def test_a_host_is_made_once_and_found_again(make_host: MakeHost, tmp_path: Path
     assert make_host(gpus=2).gpus != host.gpus
     with pytest.raises(InvalidSettingError, match="already holds a simulated host"):
         SimulatedHost.create(host.directory)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidSettingError, match="cannot hold a simulated host: Not a directory"):
+        SimulatedHost.create(tmp_path / "file/below")
     (tmp_path / "state").write_bytes(b"something else")
     with pytest.raises(NoSuchHostError, match="another version"):
         SimulatedHost.open(tmp_path)

@@ -31,6 +31,8 @@ def secret_variables(texts: Sequence[str], environment: Mapping[str, str] = os.e
             )
         if name in found:
             raise UsageError(f"the secret variable {name} is given twice: give it once")
+        if source == "@":
+            raise UsageError(f"{text!r} names no file: write {name}=@FILE")
         if equals:
             found[name] = _content(name, source[1:])
         elif name in environment:

@@ -15,7 +15,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import GivenPath, not_empty
-from leasehold_client.cli.verb import output_option, warn_of_variables
+from leasehold_client.cli.verb import output_option, warn_of_settings
 from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -54,7 +54,7 @@ def list_contexts(output: str) -> None:
     from leasehold_client.messages import ago_text
 
     contexts = read_contexts()
-    warn_of_variables(contexts.current)
+    warn_of_settings(contexts.current)
     if output != "table":
         shown = ("name", "identity", "coordinator", "expire_s", "renew_s")
         listed = [{key: getattr(one, key) for key in shown} for one in contexts.by_name.values()]
@@ -84,13 +84,13 @@ def use(name: str) -> None:
         if name == "-":
             write(replace(contexts, current=""))
             echo("no context is current")
-            warn_of_variables("")
+            warn_of_settings("")
             return
         chosen = contexts.get(name)
         chosen.require_valid()
         write(replace(contexts, current=name))
     echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
-    warn_of_variables(name)
+    warn_of_settings(name)
 
 
 @context.command(epilog=examples("leasehold context export prometheus /etc/prometheus/leasehold"))

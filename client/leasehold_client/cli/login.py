@@ -13,7 +13,7 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.parameter_types import not_empty
-from leasehold_client.cli.verb import warn_of_variables
+from leasehold_client.cli.verb import warn_of_settings
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -70,7 +70,7 @@ def login(source: str, name: str, context: str) -> None:
     except LeaseholdError as error:
         fail(error)
     echo(f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one")
-    warn_of_variables(made.name)
+    warn_of_settings(made.name)
 
 
 def _read(source: str, limit: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.parameter_types import Number, Seconds, SingleOption
 from leasehold_client.cli.verb import WEEK_S, output_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import UsageError
@@ -30,10 +30,15 @@ def token() -> None:
     ),
 )
 @click.option(
-    "--worker", metavar="NAME", help="For the worker NAME. A pattern such as 'gpu-*' is for several."
+    "--worker",
+    cls=SingleOption,
+    metavar="NAME",
+    help="For the worker NAME. A pattern such as 'gpu-*' is for several.",
 )
-@click.option("--user", metavar="NAME", help="For the user NAME.")
-@click.option("--service", metavar="NAME", help="For the program NAME, such as a batch system.")
+@click.option("--user", cls=SingleOption, metavar="NAME", help="For the user NAME.")
+@click.option(
+    "--service", cls=SingleOption, metavar="NAME", help="For the program NAME, such as a batch system."
+)
 @click.option(
     "--ttl",
     "ttl_s",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
@@ -18,7 +19,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted, not_utf8
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds, SingleOption, not_empty, refuse_empty
-from leasehold_client.config import COORDINATOR_VARIABLE
+from leasehold_client.config import COORDINATOR_VARIABLE, config_path, coordinator_in_file
 from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator, environment_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -102,8 +103,22 @@ dry_run_option = click.option(
 )
 
 
-def warn_of_variables(context: str) -> None:
-    """Tells on standard error which variables keep verbs from the current context. Empty: there is none."""
+def warn_of_settings(context: str) -> None:
+    """Tells on standard error how settings and the current context hide each other.
+
+    Args:
+        context: The current context. Empty: there is none.
+    """
+    _warn_of_variables(context)
+    with suppress(UsageError):  # the file has no effect beside a context
+        if context and (address := coordinator_in_file()):
+            echo_error(
+                f"leasehold: the context {context} comes before the coordinator {address} in "
+                f"{config_path()}, which has no effect"
+            )
+
+
+def _warn_of_variables(context: str) -> None:
     address = os.environ.get(COORDINATOR_VARIABLE)
     name = environment_context(address)
     hiding = []

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import grpc
 
 from leasehold_client.config import (
+    COORDINATOR_VARIABLE,
     CREDENTIALS_VARIABLE,
     INSECURE_SCHEME,
     ISSUED_VARIABLE,
@@ -19,7 +20,7 @@ from leasehold_client.config import (
     credentials_directory,
     require_trusted,
 )
-from leasehold_client.contexts import read_contexts
+from leasehold_client.contexts import Contexts, read_contexts
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
 from leasehold_client.coordinator.socket_access import closed_socket_text
@@ -205,25 +206,31 @@ def _read(path: Path, address: str) -> bytes:
 def _without_credentials(path: Path, address: str) -> LeaseholdError:
     """The error for a missing file, which a coordinator of this user may still make at its first start."""
     missing = f"there are no credentials for {address}, because {path} is missing"
-    if contexts := _contexts_for(address):
+    contexts = _contexts()
+    if (name := contexts.name_for(address)) is not None:
+        is_hidden = bool(os.environ.get(COORDINATOR_VARIABLE))
+        steps = [f"unset {COORDINATOR_VARIABLE}"] if is_hidden else []
+        steps += [f"leasehold context use {name}"] if name != contexts.current else []
+        always = f"by `{'; '.join(steps)}`" if steps else "without the address"
         return UsageError(
-            f"{missing}: use the certificate of a context by --context {contexts[0]}, or for all calls by "
-            f"`leasehold context use {contexts[0]}`"
+            f"{missing}: use the certificate of a context by --context {name}, or for all calls {always}"
         )
+    current = contexts.by_name.get(contexts.current)
+    other = f"; without the address, the context {current.name} is in use" if current else ""
     return NoCoordinatorError(
         f"{missing}: start a coordinator as this user, name the directory of its {path.name} with "
-        f"{CREDENTIALS_VARIABLE}, or get a certificate with `leasehold login --token -`",
+        f"{CREDENTIALS_VARIABLE}, or get a certificate with `leasehold login --token -`{other}",
         code=grpc.StatusCode.UNAVAILABLE,
         is_sent=False,
     )
 
 
-def _contexts_for(address: str) -> list[str]:
-    """Names of this user's contexts with a coordinator."""
+def _contexts() -> Contexts:
+    """This user's contexts."""
     try:
-        return [one.name for one in read_contexts().by_name.values() if one.coordinator == address]
+        return read_contexts()
     except UsageError:  # no call needs the file, since none asks for a context
-        return []
+        return Contexts()
 
 
 def _content(path: Path) -> bytes:

@@ -161,6 +161,8 @@ class LocalWorker:
     def __init__(
         self, path: str | Path | None = None, connect_timeout_s: float = LONGEST_CONNECT_TIMEOUT_S
     ) -> None:
+        if path == "":  # as a path, it would be the working directory
+            raise UsageError("the path of the worker's socket is empty: give one, or None")
         self.path = Path(path) if path is not None else socket_path()
         self._channel = grpc.insecure_channel(
             f"unix:{self.path}",

@@ -190,7 +190,8 @@ def _position(registry: CertificateRegistry, page_token: str) -> tuple[str, int,
 
 def _serial(text: str) -> str:
     """A serial number as the store has it. OpenSSL writes colons and leading zeros."""
-    return text.lower().replace(":", "").lstrip("0")
+    digits = text.lower().replace(":", "")
+    return digits.lstrip("0") or digits
 
 
 def _identity(text: str) -> Identity:

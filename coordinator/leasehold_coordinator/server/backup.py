@@ -1,11 +1,13 @@
 """Backups of a coordinator: its store, its keys and its tokens, in one archive."""
 
 import datetime
+import itertools
 import os
 import secrets
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -115,7 +117,19 @@ def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
     store = file_of_database(database)
     if state_directory.exists():
         _require_owner(state_directory)
+    folders = (state_directory, *state_directory.parents)
+    made = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
     open_directory(state_directory)
+    try:
+        return _restore(archive, state_directory, store)
+    except (StartError, OSError):
+        with suppress(OSError):  # a file of the backup is there
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+def _restore(archive: Path, state_directory: Path, store: Path | None) -> Manifest:
     _require_empty(state_directory, store)
     unpacked = state_directory / f".restore-{secrets.token_hex(8)}.new"
     unpacked.mkdir(mode=0o700)

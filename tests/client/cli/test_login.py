@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from leasehold_client.cli.verb import warn_of_variables
+from leasehold_client.cli.verb import warn_of_settings
+from leasehold_client.config import config_path
 from leasehold_client.contexts import Context, Contexts, locked_contexts
 
 from tests.client.conftest import CommandLine
@@ -79,10 +80,25 @@ def test_variables_that_hide_the_current_context_are_told(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    warn_of_variables(current)
+    warn_of_settings(current)
     used = "the current context" if current else "no context"
     told = f"leasehold: the environment chooses {chosen}: unset {hiding} to use {used}\n" if hiding else ""
     assert capsys.readouterr().err == told
+
+
+def test_a_coordinator_of_the_file_that_a_context_hides_is_told(
+    bare_leasehold: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config_path()
+    for content, told in (("coordinator = 'host:1'", "the coordinator host:1 in "), ("x = 1", "")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        warn_of_settings("")
+        assert capsys.readouterr().err == ""
+        warn_of_settings("alice")
+        warning = capsys.readouterr().err
+        assert told in warning
+        assert bool(told) == bool(warning)
 
 
 def test_the_verbs_of_contexts_tell_a_variable_that_chooses_another(

@@ -154,6 +154,7 @@ def test_an_option_of_the_program_is_none_of_run(bare_leasehold: CommandLine) ->
         ["adopt", "--worker", "alpha", "--worker", "beta", "--pid", "1"],
         ["wait", "one", "--for", "ended", "--for=state=SUSPENDED"],
         ["release", "--hold", "c-1", "--hold", "c-2"],
+        ["token", "create", "--user", "ann", "--user", "bob"],
     ],
     ids=" ".join,
 )

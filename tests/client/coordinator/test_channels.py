@@ -77,9 +77,23 @@ def test_a_certificate_of_a_context_is_named_where_it_would_do(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(credentials))
     with locked_contexts() as write:
         write(Contexts("", {"ann": Context("ann", "user/ann", coordinator=ADDRESS)}))
-    with pytest.raises(UsageError, match="use the certificate of a context by --context ann, or"):
+    by_context = "use the certificate of a context by --context ann, or for all calls"
+    with pytest.raises(UsageError, match=f"{by_context} by `leasehold context use ann`"):
         Client(ADDRESS)
-    with pytest.raises(NoCoordinatorError, match="start a coordinator as this user"):
+    monkeypatch.setenv("LEASEHOLD_COORDINATOR", ADDRESS)
+    with pytest.raises(UsageError, match="`unset LEASEHOLD_COORDINATOR; leasehold context use ann`"):
+        Client()
+    with pytest.raises(NoCoordinatorError, match=r"login --token -`$"):
+        find_credentials("elsewhere:7400")
+    with locked_contexts() as write:
+        known = {name: Context(name, f"user/{name}", coordinator=ADDRESS) for name in ("bob", "ann")}
+        write(Contexts("ann", known))
+    with pytest.raises(UsageError, match=f"{by_context} by `unset LEASEHOLD_COORDINATOR`"):
+        Client()
+    monkeypatch.delenv("LEASEHOLD_COORDINATOR")
+    with pytest.raises(UsageError, match=f"{by_context} without the address"):
+        Client(ADDRESS)
+    with pytest.raises(NoCoordinatorError, match="without the address, the context ann is in use"):
         find_credentials("elsewhere:7400")
     with pytest.raises(NoCoordinatorError, match="start a coordinator as this user"):
         find_credentials(f"insecure:{ADDRESS}")

@@ -263,7 +263,7 @@ class ClaimWaiting:
         if granted:
             return granted[0]
         refusal = self._resources.why_not(request)
-        raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
+        raise OperationError(refusal.reason, f"not granted in time: {refusal.message}", refusal.metadata)
 
     def _take_at_once(
         self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec

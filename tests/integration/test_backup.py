@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+from leasehold_coordinator.server import backup as backups
 from leasehold_coordinator.server.backup import TEMPORARY, _naming, _state_files
 
 from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
@@ -189,6 +190,20 @@ def test_a_backup_is_restored_into_a_private_directory(backup: Path, tmp_path: P
             assert list(state.iterdir()) == []
     assert done.returncode == 0, done.stderr
     assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_during_a_restore_is_told_with_its_directory(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unpack(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(backups, "unpack", unpack)
+    state = tmp_path / "new" / "state"
+    with pytest.raises(OSError, match="No space left") as error:
+        backups.restore(backup, state, str(state / "store.sqlite3"))
+    assert error.value.filename == str(state)
+    assert not state.parent.exists()
 
 
 def change_checksum(archive: Path) -> None:

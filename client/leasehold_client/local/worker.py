@@ -230,9 +230,10 @@ class LocalWorker:
         call = cast("grpc.Call", error)
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED or _SILENT in (call.details() or ""):
             return self.silent(call.code())
+        problem = self._problem(call.details() or "")
         return NoWorkerError(
-            f"no worker answers at {self.path} ({self._problem() or call.details()}): start `leasehold "
-            f"worker`, or name its socket with --socket or {SOCKET_VARIABLE}",
+            f"no worker answers at {self.path} ({problem}): start `leasehold worker`, or name its socket "
+            f"with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
         )
 
@@ -244,12 +245,14 @@ class LocalWorker:
             code=code,
         )
 
-    def _problem(self) -> str:
-        """Why nobody can answer at the path. Empty: somebody may."""
+    def _problem(self, details: str) -> str:
+        """Why nobody answers at the path. The details are those of gRPC."""
         try:
-            return "" if stat.S_ISSOCK(self.path.stat().st_mode) else "not a socket"
+            if not stat.S_ISSOCK(self.path.stat().st_mode):
+                return "not a socket"
         except OSError:
             return "no such socket"
+        return "nothing listens there" if "Connection refused" in details else details
 
 
 @final

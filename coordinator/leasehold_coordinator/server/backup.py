@@ -122,10 +122,12 @@ def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
     open_directory(state_directory)
     try:
         return _restore(archive, state_directory, store)
-    except (StartError, OSError):
+    except (StartError, OSError) as error:
         with suppress(OSError):  # a file of the backup is there
             for folder in made:
                 folder.rmdir()
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(state_directory)) from error
         raise
 
 

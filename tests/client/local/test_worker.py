@@ -29,7 +29,7 @@ from leasehold.local.v1.local_service_pb2 import (
 )
 from leasehold.local.v1.local_service_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
 from leasehold_client.cli import exec_wait
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.local import claim, lease, worker
 from leasehold_client.local.worker import LocalWorker, NoWorkerError
 from leasehold_client.messages import duration
@@ -128,6 +128,21 @@ def test_a_path_that_is_no_socket_is_told(tmp_path: Path, name: str, what: str) 
     with LocalWorker(tmp_path / name) as local, pytest.raises(NoWorkerError) as error:
         local.list()
     assert error.value.message.startswith(f"no worker answers at {tmp_path / name} ({what}): start ")
+
+
+def test_a_socket_at_which_nothing_listens_is_told() -> None:
+    with TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "worker.sock"
+        with closing(socket.socket(socket.AF_UNIX)) as ended:
+            ended.bind(str(path))
+        with LocalWorker(path) as local, pytest.raises(NoWorkerError) as error:
+            local.list()
+    assert error.value.message.startswith(f"no worker answers at {path} (nothing listens there): start ")
+
+
+def test_an_empty_path_is_refused() -> None:
+    with pytest.raises(UsageError, match="the path of the worker's socket is empty"):
+        LocalWorker("")
 
 
 @pytest.fixture

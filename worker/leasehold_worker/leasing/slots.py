@@ -268,14 +268,23 @@ class GpuSlots:
                 FOREIGN_PROCESS.
         """
         usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
-        if gpu_uuids and self.worker_cordon is not None:
-            raise cordoned("the worker", self.worker_cordon)
+        if gpu_uuids:
+            self.check_grants()
         for gpu_uuid in gpu_uuids:
             slot = self.get(gpu_uuid).without_lease if gpu_uuid in held else self.get(gpu_uuid)
             if slot.state not in usable:
                 raise not_free(slot, is_asleep=is_asleep)
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
+
+    def check_grants(self) -> None:
+        """Refuses every GPU while the worker is cordoned.
+
+        Raises:
+            OperationError: CORDONED.
+        """
+        if self.worker_cordon is not None:
+            raise cordoned("the worker", self.worker_cordon)
 
     def check_named(self, gpu_uuids: Sequence[str], request: GpuRequest) -> None:
         """Refuses named GPUs that do not match a request. Leased ones may match.

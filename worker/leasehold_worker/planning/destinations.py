@@ -70,6 +70,7 @@ class Destinations:
             self.complete(plan, wanted)
 
     async def _place(self, target: WorkloadPlan, hold_id: str) -> tuple[GpuPair, ...]:
+        self._pool.slots.check_grants()
         spec = target.workload.spec
         usable = self._pool.holds.usable(hold_id, allow_foreign=spec.resources.allow_foreign)
         free = self._pool.unclaimed(

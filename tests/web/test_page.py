@@ -526,6 +526,10 @@ JOINTS = """async () => {
     span("stopped", "28", 0, 5000, "r"), parked("stopped", "28", 5001, 60500),
     parked("inside", "30", 5000, 90000), parked("inside", "31", 5000, 90000),
     parked("back", "32", 5000, 60000), span("back", "33", 60000, 0, "s"),
+    span("short park", "34", 0, 5000, "t"), parked("short park", "34", 5000, 5010),
+    span("short park", "35", 5010, 9000, "u"), span("short park", "36", 9000, 0, "v"),
+    span("outage", "37", 0, 5000, "w"), parked("outage", "37", 5001, 60000),
+    span("outage", "38", 58500, 0, "x"),
   ];
   const command = (create_time, end_time, operation, pairs) => ({
     state: "SUCCEEDED", create_time, end_time, ...operation,
@@ -575,6 +579,9 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
             "inside parked 30 90000",
             "inside parked 31 90000",
             "back parked 32 33",
+            "short park parked 34 35",
+            "short park move 35 36",
+            "outage parked 37 38",
         ]
 
 

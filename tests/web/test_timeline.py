@@ -3,7 +3,7 @@
 import re
 import signal
 import time
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
@@ -313,6 +313,51 @@ def test_a_time_that_rests_learns_the_ends_of_its_leases(browser: Browser, fleet
         fleet.fleet.cli("suspend", "train")
         expect(row.locator("td").nth(4)).to_have_text(re.compile("[0-9]+:[0-9]+"))
         expect(page.locator('button:text-is("Follow now")')).to_be_visible()  # it rests
+
+
+CROWDED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  await history.want(1000, Infinity);
+  for (let at = 0; at < 3; at += 1) {
+    await history.wantNews(1000, Infinity);
+    const spans = [...history.spans.values()];
+    const shown = spans.map((one) => `${one.span_id} ${one.end_time ?? "open"}`).join(", ");
+    told.push(`${shown} ${history.isCut(20000)}`);
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_many_parked_workloads_and_many_ends_leave_no_lease_open(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """Open spans come first, so a truncated answer with an end has all of them."""
+    lease = {"span_id": "lease", "begin_time": 2_000}
+    parked = {"span_id": "parked", "begin_time": 3_000, "parked": True}
+    other = {"span_id": "other", "begin_time": 48_000, "end_time": 50_000}
+    answers: list[dict[str, Any]] = [
+        {"spans": [lease], "parked": [parked], "is_parked_truncated": True, "time": 50_000},
+        {"spans": [], "parked": [parked], "is_parked_truncated": True, "time": 51_000},
+        {"spans": [{**lease, "end_time": 40_000}], "parked": [parked], "time": 51_000},
+        {"spans": [], "parked": [], "is_parked_truncated": True, "time": 52_000},
+        {"spans": [other], "is_truncated": True, "parked": [], "time": 53_000},
+        {"spans": [other], "is_truncated": True, "parked": [], "time": 53_000},
+    ]
+
+    def tell(route: Route) -> None:
+        route.fulfill(json={"is_truncated": False, **answers.pop(0)})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        assert page.evaluate(CROWDED) == [
+            "lease 40000, parked open true",
+            "lease 40000, parked open true",
+            "lease 40000, other 50000 true",
+        ]
+    assert answers == []
 
 
 RESTING: Final = """async () => {

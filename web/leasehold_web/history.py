@@ -32,8 +32,28 @@ async def get_names(request: web.Request) -> web.Response:
 
 
 async def get_history(request: web.Request) -> web.Response:
-    """The lease spans of a time, the latest first, with the server's time and whether there are more."""
+    """The uses of GPUs and the parked times within a time, each the latest first.
+
+    With the server's time, and whether there are more of them. Parked times have a bound of their own: many
+    workloads may be parked, and keep out no use of a GPU.
+    """
     now_ms = 1000 * time.time()  # before the first page: a later change may be missing
+    (spans, is_truncated), (parked, is_parked_truncated) = await asyncio.gather(
+        _spans(request, parked=False), _spans(request, parked=True)
+    )
+    return answer(
+        {
+            "spans": spans,
+            "is_truncated": is_truncated,
+            "parked": parked,
+            "is_parked_truncated": is_parked_truncated,
+            "time": now_ms,
+        }
+    )
+
+
+async def _spans(request: web.Request, *, parked: bool) -> tuple[list[Document], bool]:
+    """Spans of a time, and whether there are more."""
     api = await request[SESSION].entry.api()
     asked = ListLeaseHistoryRequest(
         page_size=HISTORY_PAGE_SIZE,
@@ -42,6 +62,7 @@ async def get_history(request: web.Request) -> web.Response:
         gpu_uuid=request.query.get("gpu", ""),
         start_time=_moment(request, "start"),
         end_time=_moment(request, "end"),
+        parked=parked,
     )
     spans: list[Document] = []
     for _ in range(HISTORY_PAGES):
@@ -50,7 +71,7 @@ async def get_history(request: web.Request) -> web.Response:
         asked.page_token = page.next_page_token
         if not asked.page_token:
             break
-    return answer({"spans": spans, "is_truncated": bool(asked.page_token), "time": now_ms})
+    return spans, bool(asked.page_token)
 
 
 async def get_marks(request: web.Request) -> web.Response:

@@ -20,14 +20,14 @@ from leasehold_client.errors import LeaseholdError, UsageError
 if TYPE_CHECKING:
     from leasehold.v1.enrolment_service_pb2 import JoinTicket
 
-_CONTEXT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+_CONTEXT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 def _context_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
     not_empty(ctx, param, value)
     if value and not _CONTEXT_NAME.fullmatch(value):
         raise click.BadParameter(
-            f"{value!r} is no name of a context: write up to 63 letters, digits and ._@-, beginning with a "
+            f"{value!r} is no name of a context: write up to 64 letters, digits and ._@-, beginning with a "
             "letter or a digit",
             ctx,
             param,

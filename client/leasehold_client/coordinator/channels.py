@@ -208,8 +208,7 @@ def _without_credentials(path: Path, address: str) -> LeaseholdError:
     missing = f"there are no credentials for {address}, because {path} is missing"
     contexts = _contexts()
     if (name := contexts.name_for(address)) is not None:
-        is_hidden = bool(os.environ.get(COORDINATOR_VARIABLE))
-        steps = [f"unset {COORDINATOR_VARIABLE}"] if is_hidden else []
+        steps = [f"unset {COORDINATOR_VARIABLE}"] if os.environ.get(COORDINATOR_VARIABLE) == address else []
         steps += [f"leasehold context use {name}"] if name != contexts.current else []
         always = f"by `{'; '.join(steps)}`" if steps else "without the address"
         return UsageError(

@@ -100,6 +100,7 @@ class EventService(EventServiceServicer):
             worker_id=worker_id,
             workload_id=workload_id,
             gpu_uuid=request.gpu_uuid or None,
+            parked=request.parked if request.HasField("parked") else None,
         )
         return ListLeaseHistoryResponse(spans=page.items, next_page_token=asked.token(page.last))
 

@@ -156,7 +156,7 @@ LEASE_SPAN: Final[Rows] = {
     "end_time": SHOWN,
     "parked": SHOWN,
 }
-"""A use of a GPU by a workload of others. The present GPUs show the same."""
+"""A use of a GPU by a workload of others, or its parked time. The present GPUs show the same, or did so."""
 
 GPU: Final[Rows] = {
     "worker_id": SHOWN,

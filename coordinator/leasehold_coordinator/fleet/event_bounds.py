@@ -28,15 +28,15 @@ class EventBounds:
         self._left_out: Counter[str] = Counter()
         """Changes without an event, by worker id. The next event has their number."""
 
-    def admit(self, worker_id: str) -> str | None:
-        """Takes one event of a worker's allowance.
+    def admit(self, worker_id: str, count: int = 1) -> str | None:
+        """Takes one or several events of a worker's allowance.
 
         Returns:
             The end of the event's message, empty if every earlier change has an event. None: the change gets
             no event.
         """
         allowance = self._allowances.setdefault(worker_id, Allowance(self._per_s, self._burst))
-        if allowance.take(1, time.monotonic()):
+        if allowance.take(count, time.monotonic()):
             if not self._left_out[worker_id]:
                 logger.warning("%s of worker %s change too often for an event of each", self._what, worker_id)
             self._left_out[worker_id] += 1

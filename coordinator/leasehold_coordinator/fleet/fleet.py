@@ -281,7 +281,7 @@ class Fleet:
             await self.store.write(*rows, *stored_rows)
         for workload in workloads:
             self.reader.report_bounds.charge(before[workload.workload_id], workload)
-            self.lease_history.note_workload(workload.workload_id)
+            self.lease_history.note_workload(workload)
             self._publish_workload(workload)
         for stored in commands:
             is_news = self._is_news(stored)

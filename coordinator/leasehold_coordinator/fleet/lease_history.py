@@ -10,20 +10,22 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias, final
+from collections.abc import Iterable, Sequence, Set
+from typing import Final, Literal, TypeAlias, final
 
 from leasehold.v1 import lease_pb2
 from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
 from leasehold.v1.worker_pb2 import FleetGpu
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.worker_registry import Registry
+from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.event_bounds import EventBounds
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 from leasehold_coordinator.storage.rows import lease_span_row
+from leasehold_coordinator.storage.schema import PARKED_SPAN
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import is_storable, timestamp
 
@@ -60,10 +62,12 @@ class LeaseHistory:
         self._registry = registry
         self._open: dict[str, dict[str, LeaseSpan]] = {}
         """Open spans by GPU, by id of the worker."""
-        self._held: Counter[str] = Counter()
-        """GPUs with an open span of a lease, by id of the workload."""
+        self._held: Counter[tuple[str, str]] = Counter()
+        """GPUs with an open span of a lease, by ids of worker and workload."""
         self._parked: dict[str, list[LeaseSpan]] = {}
         """Open spans of parked workloads, by id of the workload."""
+        self._refused: dict[str, set[str]] = {}
+        """Ids of the parked workloads whose spans were too many, by id of the worker."""
         self._sessions: dict[str, str | None] = {}
         """The session of the last comparison, by id of the worker."""
         self._waiting: dict[str, LeaseSpan] = {}
@@ -84,12 +88,9 @@ class LeaseHistory:
             self._count_held(span, 1)
         now_ns = time.time_ns()
         for workload_id in self._parked.keys() - self._workloads.keys():
-            self._compare_parked(workload_id, now_ns)
+            self._end_parked(workload_id, now_ns)
         for workload in self._workloads.values():
-            status = workload.status
-            is_told = status.HasField("park_time") and is_storable(status.park_time)
-            told_ns = status.park_time.ToNanoseconds() if is_told else now_ns
-            self._compare_parked(workload.workload_id, min(told_ns, now_ns))
+            self._compare_parked(workload, _told_ns(workload.status, "park_time", now_ns))
 
     def note(self, known: KnownWorker, gpus: Sequence[FleetGpu]) -> None:
         """Compares the reported GPUs of a worker with the open spans.
@@ -107,9 +108,10 @@ class LeaseHistory:
         is_first = self._sessions.get(worker_id) != known.session_id
         self._sessions[worker_id] = known.session_id
         of_worker = self._open.setdefault(worker_id, {})
-        changed: dict[str, int] = {}
+        ends: dict[str, int] = dict.fromkeys(self._refused.pop(worker_id, ()), 0)
+        begins: dict[str, int] = {}
         for uuid in of_worker.keys() - {gpu.gpu.uuid for gpu in gpus}:
-            changed[of_worker[uuid].workload_id] = now_ns
+            ends[of_worker[uuid].workload_id] = now_ns
             self._end(of_worker.pop(uuid), now_ns)
         for gpu in gpus:
             span = of_worker.get(gpu.gpu.uuid)
@@ -121,17 +123,23 @@ class LeaseHistory:
                 continue  # compared again at the next publication
             time_ns = _change_time_ns(gpu.lease, span, now_ns) if is_first else now_ns
             if span is not None:
-                changed[span.workload_id] = time_ns
+                ends[span.workload_id] = max(time_ns, ends.get(span.workload_id, 0))
                 self._end(of_worker.pop(gpu.gpu.uuid), time_ns)
             if gpu.lease.state not in _NO_USE:
                 begun = of_worker[gpu.gpu.uuid] = self._begin(gpu, time_ns)
-                changed[begun.workload_id] = time_ns
-        for workload_id, time_ns in changed.items():
-            self._compare_parked(workload_id, time_ns)
+                begins[begun.workload_id] = min(time_ns, begins.get(begun.workload_id, time_ns))
+        for workload_id, time_ns in (ends | begins).items():
+            if (workload := self._workloads.get(workload_id)) is not None:
+                told_ns = time_ns or _told_ns(workload.status, "park_time", now_ns)
+                self._compare_parked(workload, told_ns)
 
-    def note_workload(self, workload_id: str) -> None:
+    def note_workload(self, workload: Workload) -> None:
         """Begins or ends the parked spans of a workload that has changed."""
-        self._compare_parked(workload_id, time.time_ns())
+        now_ns = time.time_ns()
+        if is_ended(workload.status.state):
+            self._end_parked(workload.workload_id, _told_ns(workload.status, "end_time", now_ns))
+        else:
+            self._compare_parked(workload, now_ns)
 
     def forget(self, worker_id: str) -> None:
         """Ends the spans of a deleted worker."""
@@ -140,6 +148,7 @@ class LeaseHistory:
             self._end(span, time.time_ns())
         for workload_id in {span.workload_id for span in parked}:
             del self._parked[workload_id]
+        self._refused.pop(worker_id, None)
         self._sessions.pop(worker_id, None)
         self._bounds.forget(worker_id)
 
@@ -162,7 +171,7 @@ class LeaseHistory:
     def _begin(self, gpu: FleetGpu, time_ns: int) -> LeaseSpan:
         state, lease_id, workload_id = _use(gpu.lease)
         span = LeaseSpan(
-            span_id=_new_id(time_ns),
+            span_id=_new_id("s-", time_ns),
             gpu_uuid=gpu.gpu.uuid,
             worker_id=gpu.worker_id,
             worker_name=gpu.worker_name,
@@ -177,34 +186,38 @@ class LeaseHistory:
         self._name(span)
         return span
 
-    def _compare_parked(self, workload_id: str, time_ns: int) -> None:
-        """Begins or ends the parked spans of a workload.
+    def _compare_parked(self, workload: Workload, time_ns: int) -> None:
+        """Begins or ends the parked spans of a workload that has not ended.
 
         A parked time lasts from the end of a lease to the begin of the next one. The reports of a workload
         and of its GPUs come one after the other, so between them nothing changes.
         """
-        workload = self._workloads.get(workload_id)
-        is_held = self._held[workload_id] > 0
-        if workload is not None and workload.status.HasField("lease") and not is_held:
+        workload_id, status = workload.workload_id, workload.status
+        is_held = self._held[workload.worker_id, workload_id] > 0
+        if status.HasField("lease") and not is_held:
             return
-        is_parked = workload is not None and not is_held and workload.status.HasField("park_time")
-        if workload is None or not is_parked:
-            for span in self._parked.pop(workload_id, ()):
-                self._end(span, time_ns)
-        elif workload_id not in self._parked and (begun := self._begin_parked(workload, time_ns)):
-            self._parked[workload_id] = begun
+        former = set(status.parked_gpu_uuids) if status.HasField("park_time") and not is_held else set()
+        if (spans := self._parked.get(workload_id)) is not None:
+            if former.issuperset(span.gpu_uuid for span in spans):
+                return
+            self._end_parked(workload_id, time_ns)
+            # It was restored and parked elsewhere while its worker was away.
+            time_ns = _told_ns(status, "park_time", time_ns)
+        if former:
+            self._begin_parked(workload, former, time_ns)
 
-    def _begin_parked(self, workload: Workload, time_ns: int) -> list[LeaseSpan]:
+    def _begin_parked(self, workload: Workload, former: Set[str], time_ns: int) -> None:
         known = self._registry.get(workload.worker_id)
-        if known is None or len(self._waiting) >= WAITING_LIMIT:
-            return []
-        former = set(workload.status.parked_gpu_uuids)
-        gpus = [gpu for gpu in known.hello.gpus if gpu.uuid in former]
-        if not gpus or self._bounds.admit(workload.worker_id) is None:
-            return []
+        gpus = [gpu for gpu in known.hello.gpus if gpu.uuid in former] if known is not None else []
+        if known is None or not gpus:
+            return
+        is_full = len(self._waiting) >= WAITING_LIMIT
+        if is_full or self._bounds.admit(workload.worker_id, len(gpus)) is None:
+            self._refused.setdefault(workload.worker_id, set()).add(workload.workload_id)
+            return
         spans = [
             LeaseSpan(
-                span_id=_new_id(time_ns),
+                span_id=_new_id(PARKED_SPAN, time_ns),
                 gpu_uuid=gpu.uuid,
                 worker_id=workload.worker_id,
                 worker_name=known.hello.name,
@@ -217,14 +230,19 @@ class LeaseHistory:
             )
             for gpu in gpus
         ]
+        self._parked[workload.workload_id] = spans
         self._waiting.update((span.span_id, span) for span in spans)
-        return spans
+
+    def _end_parked(self, workload_id: str, time_ns: int) -> None:
+        for span in self._parked.pop(workload_id, ()):
+            self._end(span, time_ns)
 
     def _count_held(self, span: LeaseSpan, change: int) -> None:
         if span.state == lease_pb2.SLOT_STATE_LEASED:
-            self._held[span.workload_id] += change
-            if not self._held[span.workload_id]:
-                del self._held[span.workload_id]
+            holder = span.worker_id, span.workload_id
+            self._held[holder] += change
+            if not self._held[holder]:
+                del self._held[holder]
 
     def _name(self, span: LeaseSpan) -> None:
         """Adds name and owner of the workload. A worker may report a lease before its workload."""
@@ -239,9 +257,17 @@ class LeaseHistory:
         self._waiting[span.span_id] = span
 
 
-def _new_id(time_ns: int) -> str:
+def _new_id(kind: str, time_ns: int) -> str:
     """An id by time. A worker may choose the time: the random part keeps it from the spans of others."""
-    return f"s-{time_ns:019d}-{secrets.token_hex(8)}"
+    return f"{kind}{time_ns:019d}-{secrets.token_hex(8)}"
+
+
+def _told_ns(status: WorkloadStatus, field: Literal["park_time", "end_time"], now_ns: int) -> int:
+    """A time that the worker tells, if it is possible, or else now."""
+    moment = status.park_time if field == "park_time" else status.end_time
+    if not status.HasField(field) or not is_storable(moment):
+        return now_ns
+    return max(0, min(moment.ToNanoseconds(), now_ns))
 
 
 def _use(lease: GpuLease) -> _Use:

@@ -1,6 +1,7 @@
 """Backups of a coordinator: its store, its keys and its tokens, in one archive."""
 
 import datetime
+import errno
 import itertools
 import os
 import secrets
@@ -119,14 +120,14 @@ def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
         _require_owner(state_directory)
     folders = (state_directory, *state_directory.parents)
     made = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
-    open_directory(state_directory)
     try:
+        open_directory(state_directory)
         return _restore(archive, state_directory, store)
     except (StartError, OSError) as error:
         with suppress(OSError):  # a file of the backup is there
             for folder in made:
                 folder.rmdir()
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             raise OSError(error.errno, error.strerror, str(state_directory)) from error
         raise
 

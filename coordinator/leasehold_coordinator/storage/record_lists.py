@@ -107,13 +107,27 @@ class RecordLists:
         worker_id: str | None,
         workload_id: str | None,
         gpu_uuid: str | None,
+        parked: bool | None,
     ) -> Page[LeaseSpan]:
-        """A page of the lease spans that overlap a time, from its begin to its end."""
+        """A page of the lease spans that overlap a time, from its begin to its end.
+
+        Args:
+            page: The page.
+            view: Hides fields.
+            time_ns: The time.
+            worker_id: Only spans of this worker.
+            workload_id: Only spans of this workload.
+            gpu_uuid: Only spans of this GPU.
+            parked: Only those of parked workloads, or only the others.
+        """
         columns = schema.lease_spans.c
         start_ns, end_ns = time_ns
         statement = sa.select(schema.lease_spans).where(
             columns.end_time_ns > start_ns, columns.begin_time_ns < end_ns
         )
+        if parked is not None:  # each index has the ids
+            is_parked = columns.span_id.between(schema.PARKED_SPAN, f"{schema.PARKED_SPAN}~")
+            statement = statement.where(is_parked if parked else sa.not_(is_parked))
         for column, value in (
             (columns.worker_id, worker_id),
             (columns.workload_id, workload_id),

@@ -22,13 +22,13 @@ def test_a_join_token_in_no_regular_file_is_refused_at_once(
     assert f"{file} is not a regular file: write the join token into one, or use `--token -`" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["-", "two words", "x" * 64, "line\nbreak"])
+@pytest.mark.parametrize("name", ["-", "two words", "x" * 65, "line\nbreak"])
 def test_a_context_that_no_verb_could_name_is_refused(
     leasehold: CommandLine, tmp_path: Path, name: str
 ) -> None:
     done = leasehold("login", "--token", str(tmp_path / "token"), f"--context={name}")
     assert done.code == 2
-    assert "is no name of a context: write up to 63 letters" in done.stderr
+    assert "is no name of a context: write up to 64 letters" in done.stderr
 
 
 BOTH = "LEASEHOLD_COORDINATOR and LEASEHOLD_CONTEXT"

@@ -1,11 +1,13 @@
 """The history of leases: spans begin, end and continue with the reports of the workers, over restarts too."""
 
+import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from leasehold.v1 import lease_pb2, workload_pb2
 from leasehold.v1.event_service_pb2 import ListLeaseHistoryRequest
 from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
@@ -96,27 +98,30 @@ def test_a_span_begins_and_ends_with_its_lease(tmp_path: Path) -> None:
     on_bench(tmp_path, story)
 
 
-def become(bench: Bench, state: str, *, parked: int | None = None, lease: bool = False) -> None:
+def become(bench: Bench, state: str, *parked: int, lease: bool = False, time_ns: int = 0) -> None:
     """Changes the workload w-1 as a report does.
 
     Args:
         bench: The fleet.
         state: The state.
-        parked: The slot of its former GPU. None: it is not parked.
+        parked: The slots of its former GPUs. None: it is not parked.
         lease: Whether it has a lease.
+        time_ns: When it was parked, or has ended. 0: now.
     """
     status = WorkloadStatus(state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
-    if parked is not None:
-        status.parked_gpu_uuids.append(f"GPU-alpha-{parked}")
-        status.park_time.CopyFrom(timestamp(time.time_ns()))
+    status.parked_gpu_uuids.extend(f"GPU-alpha-{slot}" for slot in parked)
+    if parked or is_ended(status.state):
+        field = status.park_time if parked else status.end_time
+        field.CopyFrom(timestamp(time_ns or time.time_ns()))
     if lease:
         status.lease.workload_id = "w-1"
     bench.fleet.workloads.pop("w-1", None)
+    workload = Workload(
+        workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
+    )
     if not is_ended(status.state):
-        bench.fleet.workloads["w-1"] = Workload(
-            workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
-        )
-    bench.fleet.lease_history.note_workload("w-1")
+        bench.fleet.workloads["w-1"] = workload
+    bench.fleet.lease_history.note_workload(workload)
 
 
 async def told(bench: Bench) -> list[str]:
@@ -124,6 +129,7 @@ async def told(bench: Bench) -> list[str]:
     used = [one for one in await spans(bench) if one.state != lease_pb2.SLOT_STATE_RESERVED]
     found = sorted(used, key=lambda one: one.begin_time.ToNanoseconds())
     for before, after in itertools.pairwise(found):
+        assert not is_open(before)
         assert before.end_time.ToNanoseconds() <= after.begin_time.ToNanoseconds()
     states = ["PARKED" if one.parked else SlotState.Name(one.state)[len("SLOT_STATE_") :] for one in found]
     ends = ["…" if is_open(one) else "" for one in found]
@@ -136,28 +142,28 @@ def test_a_parked_workload_has_spans_between_its_leases(tmp_path: Path) -> None:
         become(bench, "SUSPENDING", lease=True)
         report(bench, known)
         assert await told(bench) == ["LEASED 0"]
-        become(bench, "SUSPENDED", parked=0)
+        become(bench, "SUSPENDED", 0)
         assert await told(bench) == ["LEASED 0", "PARKED 0…"]
         (parked,) = [one for one in await spans(bench) if one.parked]
         assert (parked.workload_name, parked.owner, parked.worker_name) == ("train", "user/ann", "alpha")
         assert parked.state == lease_pb2.SLOT_STATE_UNSPECIFIED
-        become(bench, "RESTORING", parked=0)
+        become(bench, "RESTORING", 0)
         reserved = leased(1, "w-1")
         reserved.state = lease_pb2.SLOT_STATE_RESERVED
         report(bench, known, reserved)
         report(bench, known, leased(1, "w-1"))
-        become(bench, "RESTORING", parked=0)  # it was stored late
+        become(bench, "RESTORING", 0)  # it was stored late
         become(bench, "RUNNING", lease=True)
         assert await told(bench) == ["LEASED 0", "PARKED 0", "LEASED 1…"]
         # The GPUs are reported after the workload.
-        become(bench, "SUSPENDED", parked=1)
+        become(bench, "SUSPENDED", 1)
         report(bench, known)
         assert (await told(bench))[-2:] == ["LEASED 1", "PARKED 1…"]
         become(bench, "RUNNING", lease=True)
         assert (await told(bench))[-1] == "PARKED 1…"
         report(bench, known, leased(0, "w-1"))
         assert (await told(bench))[-2:] == ["PARKED 1", "LEASED 0…"]
-        become(bench, "SUSPENDED", parked=0)
+        become(bench, "SUSPENDED", 0)
         report(bench, known)
         become(bench, "EXITED")
         assert (await told(bench))[-1] == "PARKED 0"
@@ -169,11 +175,11 @@ def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_
     async def before(bench: Bench) -> None:
         known = connect(bench, "s-1", leased(0, "w-1"))
         report(bench, known)
-        become(bench, "SUSPENDED", parked=0)
+        become(bench, "SUSPENDED", 0)
         await bench.fleet.lease_history.flush()
 
     async def away(bench: Bench) -> None:
-        become(bench, "SUSPENDED", parked=0)
+        become(bench, "SUSPENDED", 0)
         bench.fleet.lease_history.load(await bench.store.open_lease_spans())
         assert await told(bench) == ["LEASED 0", "PARKED 0…"]
         restored_ns = time.time_ns()
@@ -191,14 +197,14 @@ def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path
     async def before(bench: Bench) -> None:
         known = connect(bench, "s-1", leased(0, "w-1"))
         report(bench, known)
-        become(bench, "SUSPENDED", parked=0)
+        become(bench, "SUSPENDED", 0)
         await bench.fleet.lease_history.flush()
 
     async def after(bench: Bench) -> None:
         bench.fleet.lease_history.load(await bench.store.open_lease_spans())  # the workload has ended
         assert await told(bench) == ["LEASED 0", "PARKED 0"]
         known = connect(bench, "s-2")
-        become(bench, "SUSPENDED", parked=1)
+        become(bench, "SUSPENDED", 1)
         assert (await told(bench))[-1] == "PARKED 1…"
         bench.fleet.registry.disconnect(known, SessionId("s-2"), left=True)
         bench.fleet.worker_news.publish_deleted(known)
@@ -206,6 +212,80 @@ def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path
 
     on_bench(tmp_path, before)
     on_bench(tmp_path, after)
+
+
+def test_a_parked_workload_with_several_gpus_has_a_span_for_each(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"), leased(1, "w-1"))
+        report(bench, known)
+        become(bench, "SUSPENDED", 0, 1)
+        assert [one.slot for one in await spans(bench, parked=True)] == [1, 0]
+        assert {one.parked for one in await spans(bench, parked=False)} == {False}
+        assert len(await spans(bench)) == 4
+        report(bench, known, leased(0, "w-1"), leased(1, "w-1"))
+        assert not any(map(is_open, await spans(bench, parked=True)))
+
+    on_bench(tmp_path, story)
+
+
+def test_what_happened_to_a_parked_workload_out_of_contact_has_the_times_of_its_worker(
+    tmp_path: Path,
+) -> None:
+    async def story(bench: Bench) -> None:
+        connect(bench, "s-1")
+        become(bench, "SUSPENDED", 0)
+        become(bench, "SUSPENDED", 1, time_ns=(moved_ns := time.time_ns()))  # restored and parked again
+        second, first = await spans(bench)
+        assert (first.slot, is_open(first), second.slot, is_open(second)) == (0, False, 1, True)
+        assert second.begin_time.ToNanoseconds() == moved_ns
+        ended_ns = time.time_ns()
+        await asyncio.sleep(0.01)
+        become(bench, "EXITED", time_ns=ended_ns)
+        assert (await spans(bench))[0].end_time.ToNanoseconds() == ended_ns
+        become(bench, "SUSPENDED", 0)
+        become(bench, "EXITED", time_ns=time.time_ns() + 3600 * S)
+        assert (await spans(bench))[0].end_time.ToNanoseconds() <= time.time_ns()
+
+    on_bench(tmp_path, story)
+
+
+def test_parked_spans_are_bounded_by_gpus_and_begin_later_if_they_were_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monotonic, ahead_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead_s)
+
+    async def story(bench: Bench) -> None:
+        nonlocal ahead_s
+        bench.fleet.lease_history._bounds._burst = 10
+        known = connect(bench, "s-1")
+        for _ in range(20):
+            become(bench, "SUSPENDED", 0, 1)
+            become(bench, "RUNNING")
+        assert len(await spans(bench, parked=True)) == 10
+        parked_ns = time.time_ns()
+        become(bench, "SUSPENDED", 0, 1, time_ns=parked_ns)
+        assert len(await spans(bench, parked=True)) == 10
+        ahead_s += 60
+        report(bench, known)
+        found = [one for one in await spans(bench, parked=True) if is_open(one)]
+        assert [one.begin_time.ToNanoseconds() for one in found] == [parked_ns] * 2
+
+    on_bench(tmp_path, story)
+
+
+def test_a_workload_id_that_another_worker_has_leased_is_parked_all_the_same(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        connect(bench, "s-1")
+        mallory = make_hello("mallory", worker_id="worker-mallory")
+        mallory.gpu_leases[0].MergeFrom(leased(0, "w-1"))
+        mallory.gpu_leases[0].gpu_uuid = mallory.gpus[0].uuid
+        known = bench.fleet.registry.welcome(mallory, 1, SessionId("s-2"), time.monotonic(), time.time_ns())
+        bench.fleet.worker_news.publish(known)
+        become(bench, "SUSPENDED", 0)
+        assert len(await spans(bench, parked=True)) == 1
+
+    on_bench(tmp_path, story)
 
 
 def test_a_parked_time_whose_begin_a_crash_lost_begins_when_the_worker_said(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import (
+    CordonOperation,
     Move,
     RemapOperation,
     RestoreOperation,
@@ -199,7 +200,9 @@ def test_a_restore_of_what_a_remap_left_parked_that_fails_keeps_its_gpu(
     status = failed.workloads[0].status
     assert (status.state, list(status.lease.gpu_uuids)) == (UNKNOWN, [host.gpus[0].uuid])
     host.clear_faults()
-    assert again.run("c5", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    # A cordon keeps no workload from the GPUs that it holds.
+    assert again.run("c5", "", cordon=CordonOperation(reason="a fan")).state == SUCCEEDED
+    assert again.run("c6", "w1", restore=RestoreOperation()).state == SUCCEEDED
     check_place(again, host, "w1", 0)
 
 

@@ -2,7 +2,7 @@
 import { confirm } from "/static/confirmation.js";
 import { h } from "/static/dom.js";
 import { effectsOfDrain, holdersOf, plansOfDrain } from "/static/drain.js";
-import { live, may, mayActOn, mayCancel, placeOf, targetOf, workerName, workloadName } from "/static/live.js";
+import { live, may, mayActOn, mayCancel, placeOf, targetOf, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { CONCLUDED, count, ENDED, held, lower, operationOf, PARKED, parkedText, RESTORABLE, workloadsOf } from "/static/words.js";
 

@@ -104,6 +104,6 @@ function label(gpu) {
 }
 
 // The model without what all of them share.
-export function shortName(name) {
+function shortName(name) {
   return name.replace(/^(NVIDIA|Tesla)\s+/i, "").replace(/\s+(HBM\d?e?|PCIe|SXM\d?)\b.*$/i, "");
 }

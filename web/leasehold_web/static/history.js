@@ -9,7 +9,10 @@ const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
 // The time from which the answers are complete. Spans come in the order of their ends, the latest first.
-const cutOf = (leases, marks) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : 0, marks.complete_from ?? 0);
+const cutOf = (leases, marks = {}) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : 0, marks.complete_from ?? 0);
+
+// Whether a list has all open spans of its time, which come first.
+const hasOpen = (spans, isTruncated) => !isTruncated || spans.some((one) => one.end_time);
 
 export class History {
   constructor(onLoad, query = "") {
@@ -17,6 +20,7 @@ export class History {
     this.commands = new Map();
     this.events = new Map();
     this.cutAt = 0; // the time before which an answer was truncated, or 0
+    this.lacksParked = false; // whether an answer lacks parked times
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
@@ -89,7 +93,10 @@ export class History {
     }
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!isPart) this.spans.clear(); // between these and the new ones there may be unknown ones
+    if (!isPart) {
+      this.spans.clear(); // between these and the new ones there may be unknown ones
+      this.lacksParked = false;
+    }
     await this.takeAll(leases, to);
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
@@ -126,6 +133,7 @@ export class History {
     if (!ended.length) return;
     const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
     for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
+    if (again.is_truncated) this.cutAt = Math.max(this.cutAt, cutOf(again)); // an end may be there
   }
 
   spansOf(from, to) {
@@ -139,16 +147,19 @@ export class History {
     }
   }
 
-  // Keeps the spans of an answer. Returns the open spans that a complete answer lacks: they ended before the asked time.
-  take(leases, to) {
-    this.keep(leases.spans);
-    const ids = new Set(leases.spans.map((one) => one.span_id));
-    return leases.is_truncated ? [] : [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id));
+  // Keeps the spans of an answer. Returns the open spans that it lacks although it has all open ones.
+  take({ spans, is_truncated: isTruncated, parked = [], is_parked_truncated: isParkedTruncated }, to) {
+    this.keep(spans);
+    this.keep(parked);
+    this.lacksParked ||= Boolean(isParkedTruncated);
+    const ids = new Set([...spans, ...parked].map((one) => one.span_id));
+    const hasAllOpen = { false: hasOpen(spans, isTruncated), true: hasOpen(parked, isParkedTruncated) };
+    return [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id) && hasAllOpen[Boolean(one.parked)]);
   }
 
   // Whether more happened since a time than answers have.
   isCut(start) {
-    return start < this.cutAt;
+    return start < this.cutAt || this.lacksParked;
   }
 
   // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.

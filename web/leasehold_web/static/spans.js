@@ -1,7 +1,7 @@
 // The past of GPUs and workloads: what was where, and the joints between. Pure, without a picture.
 import { workloadsOf } from "/static/words.js";
 
-// What one report ends and begins: the stays around a move, and a parked time with the stay after it.
+// A move exchanges the lease at once, so one report has the end of the old spans and the begin of the new ones.
 const TOGETHER_MS = 20;
 
 // A stay begins during its command, except for the delays of reports.
@@ -58,12 +58,6 @@ function uuidPairs({ applied_pairs: pairs = [], claimed_gpu_uuids: claimed = [],
   return claimed.map((uuid) => [uuid, uuid]);
 }
 
-// When a workload was stopped that had no GPU any more after its last stay: it was parked until then. A running one has
-// its GPUs until its stop is under way.
-function stopOfParked(stay, stops = []) {
-  return stops.find((one) => one.create_time > stay.end + AFTER_MS)?.end_time;
-}
-
 // The GPU pairs between two stays, by the command that was nearest in time. A swap has pairs of other workloads, too.
 function applied(before, after, commands) {
   const begin = Math.min(...after.map((one) => one.begin_time));
@@ -112,17 +106,23 @@ export function jointsOf(spans, commands = []) {
   for (const [workload, all] of byWorkload) {
     const stays = groupsOf(all.filter((one) => one.state === "LEASED"));
     const parkings = groupsOf(all.filter((one) => one.parked));
+    let at = 0;
     for (const { begin, end, spans: before } of parkings) {
-      const next = stays.find((one) => Math.abs(one.begin - end) < TOGETHER_MS);
+      const distance = (one) => Math.abs(one.begin - end);
+      while (stays[at]?.begin < begin || (at + 1 < stays.length && distance(stays[at + 1]) < distance(stays[at]))) at += 1;
+      // After an outage, the worker tells when the stay began, by its own clock.
+      const next = stays[at] && distance(stays[at]) <= AFTER_MS ? stays[at] : null;
       joints.push(...joined(workload, "parked", begin, end, before, next, giving));
     }
-    for (const [at, next] of stays.slice(1).entries()) {
-      const { end: begin, spans: before } = stays[at];
+    let parked = 0;
+    for (const [before, next] of stays.slice(1).entries()) {
+      const { end: begin, spans } = stays[before];
       if (begin === Infinity) continue;
-      const isMove = next.begin - begin < TOGETHER_MS;
+      while (parkings[parked]?.end < begin) parked += 1;
+      if (parkings[parked]?.begin <= next.begin) continue;
       // A very busy worker has no spans of some parked times.
-      if (!isMove && parkings.some((one) => one.begin < next.begin && one.end > begin)) continue;
-      joints.push(...joined(workload, isMove ? "move" : "parked", begin, next.begin, before, next, giving));
+      const kind = next.begin - begin < TOGETHER_MS ? "move" : "parked";
+      joints.push(...joined(workload, kind, begin, next.begin, spans, next, giving));
     }
   }
   return joints;

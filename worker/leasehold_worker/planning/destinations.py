@@ -70,7 +70,8 @@ class Destinations:
             self.complete(plan, wanted)
 
     async def _place(self, target: WorkloadPlan, hold_id: str) -> tuple[GpuPair, ...]:
-        self._pool.slots.check_grants()
+        if not set(target.home).issubset(target.workload.gpu_uuids):
+            self._pool.slots.check_grants()
         spec = target.workload.spec
         usable = self._pool.holds.usable(hold_id, allow_foreign=spec.resources.allow_foreign)
         free = self._pool.unclaimed(

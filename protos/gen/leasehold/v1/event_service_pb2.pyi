@@ -175,6 +175,7 @@ class ListLeaseHistoryRequest(_message.Message):
     GPU_UUID_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
@@ -185,6 +186,8 @@ class ListLeaseHistoryRequest(_message.Message):
     """Only entries of this workload, by id or name. Empty: all workloads."""
     gpu_uuid: _builtins.str
     """Only entries of this GPU. Empty: all GPUs."""
+    parked: _builtins.bool
+    """Only parked times (true), or only uses of GPUs (false). Absent: both."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """Only entries that end after this time. Absent: from the beginning of the history."""
@@ -203,12 +206,15 @@ class ListLeaseHistoryRequest(_message.Message):
         gpu_uuid: _builtins.str = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
+        parked: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parked", b"_parked", "end_time", b"end_time", "parked", b"parked", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "page_size", b"page_size", "page_token", b"page_token", "start_time", b"start_time", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parked", b"_parked", "end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "page_size", b"page_size", "page_token", b"page_token", "parked", b"parked", "start_time", b"start_time", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parked: _TypeAlias = _typing.Literal["parked"]  # noqa: Y015
+    _WhichOneofArgType__parked: _TypeAlias = _typing.Literal["_parked", b"_parked"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parked) -> _WhichOneofReturnType__parked | None: ...
 
 Global___ListLeaseHistoryRequest: _TypeAlias = ListLeaseHistoryRequest  # noqa: Y015
 

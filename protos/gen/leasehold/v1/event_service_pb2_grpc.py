@@ -72,8 +72,8 @@ class EventServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListLeaseHistory(self, request, context):
-        """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
-        spans are deleted.
+        """The use of GPUs and the parked times of workloads within a time, in the order of their end, the latest first. What
+        has not ended is first of all. Old spans are deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

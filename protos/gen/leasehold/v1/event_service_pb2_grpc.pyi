@@ -40,8 +40,8 @@ class EventServiceStub:
     event is not shown.
     """
     ListLeaseHistory: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ListLeaseHistoryRequest, _event_service_pb2.ListLeaseHistoryResponse]
-    """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
-    spans are deleted.
+    """The use of GPUs and the parked times of workloads within a time, in the order of their end, the latest first. What
+    has not ended is first of all. Old spans are deleted.
     """
 
 @_typing.type_check_only
@@ -56,8 +56,8 @@ class EventServiceAsyncStub(EventServiceStub):
     event is not shown.
     """
     ListLeaseHistory: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ListLeaseHistoryRequest, _event_service_pb2.ListLeaseHistoryResponse]  # type: ignore[assignment]
-    """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
-    spans are deleted.
+    """The use of GPUs and the parked times of workloads within a time, in the order of their end, the latest first. What
+    has not ended is first of all. Old spans are deleted.
     """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -87,8 +87,8 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.ListLeaseHistoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.ListLeaseHistoryResponse, _abc.Awaitable[_event_service_pb2.ListLeaseHistoryResponse]]:
-        """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
-        spans are deleted.
+        """The use of GPUs and the parked times of workloads within a time, in the order of their end, the latest first. What
+        has not ended is first of all. Old spans are deleted.
         """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

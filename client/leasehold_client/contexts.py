@@ -6,6 +6,7 @@ certificate: two renewals of one certificate with two keys would look like a the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -227,9 +228,9 @@ def locked_contexts() -> Iterator[Callable[[Contexts], None]]:
             _take(lock, folder / LOCK_FILE)
             yield lambda contexts: _write(folder / FILE, contexts)
     except OSError as error:
-        raise UsageError(
-            f"the contexts in {folder} can't be written: {error.strerror}; make it a directory of yours"
-        ) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if is_full else "make it a directory of yours"
+        raise UsageError(f"the contexts in {folder} can't be written: {error.strerror}; {remedy}") from error
 
 
 def _take(lock: BinaryIO, path: Path) -> None:

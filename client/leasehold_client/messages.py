@@ -155,6 +155,15 @@ def gpu_targets(command: Command) -> Sequence[str]:
     return operation.cordon.gpu_uuids or operation.uncordon.gpu_uuids or operation.reset_gpu_health.gpu_uuids
 
 
+def workload_targets(command: Command) -> Sequence[str]:
+    """Ids of the workloads that are the target of a command. Empty: GPUs or a whole worker are.
+
+    A remap may move several.
+    """
+    moves = command.operation.remap.moves
+    return [move.workload_id for move in moves] or [command.workload_id] * bool(command.workload_id)
+
+
 def reason_name(reason: ErrorReason.ValueType) -> str:
     """A reason without its prefix."""
     return enum_name(ErrorReason.Name, reason, "ERROR_REASON_")

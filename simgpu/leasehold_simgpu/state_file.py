@@ -67,6 +67,11 @@ class StateFile:
             with open(directory / "state", "r+b") as file:
                 size = os.fstat(file.fileno()).st_size
                 memory = mmap.mmap(file.fileno(), size) if size == STATE_BYTES else None
+        except PermissionError as error:
+            raise NoSuchHostError(
+                f"the simulated host in {directory} can't be opened: {error.strerror}; run the command as "
+                "its owner, or name another directory"
+            ) from error
         except OSError as error:
             raise NoSuchHostError(
                 f"{directory} holds no simulated host ({error.strerror}): create one with "

@@ -4,7 +4,10 @@ import errno
 import io
 import os
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,6 +174,26 @@ def test_a_backup_is_not_written_into_the_state_directory(fleet: Fleet) -> None:
     match = "backup.tar.gz would be in the state directory"
     archive = str(state / "backup.tar.gz")
     fleet.refuse("backup", "create", archive, code=1, match=match)
+
+
+def test_an_output_that_nobody_takes_is_no_failure_of_the_backup(backup: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    restore = (
+        f"{shlex.join([sys.executable, '-c', COMMAND_LINE])} backup restore --state-dir {state} {backup}"
+    )
+    for output, code, said in (
+        ("| true", 0, ""),
+        ("> /dev/full", 1, "leasehold: can't write the output: No space left on device\n"),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; (sleep 0.2; {restore}) {output}"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        assert (done.returncode, done.stderr) == (code, said)
+        assert (state / "ca.pem").exists()
+        shutil.rmtree(state)
 
 
 def test_a_backup_is_restored_into_a_private_directory(backup: Path, tmp_path: Path) -> None:

@@ -473,7 +473,7 @@ def test_a_table_says_where_a_workload_is_parked() -> None:
     assert parked("SUSPENDED", parked_bytes=gib) == "1.0 GiB in host memory"
     assert parked("SUSPENDED") == "unknown size in host memory"
     assert parked("CHECKPOINTED", disk_bytes=2 * gib) == "2.0 GiB on disk"
-    assert parked("STOPPED", park_time=Timestamp(seconds=1)) == "0.0 GiB on disk"
+    assert parked("STOPPED", park_time=Timestamp(seconds=1)) == "0 B on disk"
     assert parked("STOPPED") == "unknown size on disk"
     for strategy, told in (
         ("RETAIN", "unknown size in device memory"),

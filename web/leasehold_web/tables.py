@@ -154,7 +154,11 @@ def _asleep(status: WorkloadStatus, host: int | None) -> str:
 
 
 def _size(value: int | None) -> str:
-    return "unknown size" if value is None else f"{value / _GIB:.1f} GiB"
+    if value is None:
+        return "unknown size"
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(value.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{value / 1024**power:.1f} {units[power]}" if power else f"{value} B"
 
 
 async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:

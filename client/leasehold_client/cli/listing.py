@@ -12,7 +12,7 @@ from leasehold_client.cli.lookups import known_checkpoints, known_gpus, places_i
 from leasehold_client.display import fleet_tables, record_tables
 from leasehold_client.display.tables import Column
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
-from leasehold_client.messages import gpu_targets
+from leasehold_client.messages import gpu_targets, workload_targets
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -122,9 +122,10 @@ def targets_of(client: Client, commands: Sequence[Command]) -> dict[str, str]:
 
     Empty if the coordinator refuses.
     """
-    ids = [*dict.fromkeys(command.workload_id for command in commands if command.workload_id)]
+    targets = [workload_targets(command) for command in commands]
+    ids = [*dict.fromkeys(one for some in targets for one in some)]
     try:
-        names = dict(worker_names(client)) if any(not command.workload_id for command in commands) else {}
+        names = dict(worker_names(client)) if not all(targets) else {}
         if any(map(gpu_targets, commands)):
             names |= gpu_places(client.gpus())
         for begin in range(0, len(ids), NAMED_LIMIT):

@@ -214,6 +214,13 @@ def _without_credentials(path: Path, address: str) -> LeaseholdError:
         return UsageError(
             f"{missing}: use the certificate of a context by --context {name}, or for all calls {always}"
         )
+    if address.startswith(INSECURE_SCHEME):
+        return NoCoordinatorError(
+            f"{missing}: start a coordinator as this user, name the directory of its {path.name} with "
+            f"{CREDENTIALS_VARIABLE}, or name a coordinator with TLS without `{INSECURE_SCHEME}`",
+            code=grpc.StatusCode.UNAVAILABLE,
+            is_sent=False,
+        )
     current = contexts.by_name.get(contexts.current)
     other = f"; without the address, the context {current.name} is in use" if current else ""
     return NoCoordinatorError(

@@ -23,6 +23,7 @@ from leasehold_client.messages import (
     operation_name,
     reason_name,
     time_text,
+    workload_targets,
 )
 
 
@@ -76,7 +77,7 @@ def _outcome(entry: AuditEntry) -> str:
 
 
 def command_about(command: Command, names: Mapping[str, str]) -> str:
-    """The target of a command: a workload, GPUs or a worker.
+    """The target of a command: workloads, GPUs or a worker.
 
     Args:
         command: The command.
@@ -84,8 +85,8 @@ def command_about(command: Command, names: Mapping[str, str]) -> str:
     """
     if uuids := gpu_targets(command):
         return places_text(uuids, names)
-    target = command.workload_id or command.worker_id
-    return names.get(target, target)
+    targets = workload_targets(command) or [command.worker_id]
+    return ", ".join(names.get(target, target) for target in targets)
 
 
 def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:

@@ -14,6 +14,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.aio.workload_watch import ENDED
 from leasehold_client.arguments.gpu_names import gpu_places
+from leasehold_client.messages import workload_targets
 from leasehold_client.top.entries import Entries
 
 ENDED_COMMANDS_LIMIT: Final = 20
@@ -171,7 +172,7 @@ class FleetModel:
 
     def open_command(self, workload_id: str) -> Command | None:
         """The oldest open command about a workload."""
-        found = (one for one in self.commands.values.values() if workload_id in workload_ids(one))
+        found = (one for one in self.commands.values.values() if workload_id in workload_targets(one))
         return min(found, key=lambda one: one.create_time.ToNanoseconds(), default=None)
 
     def _take_sample(self, gpu: FleetGpu) -> None:
@@ -184,12 +185,6 @@ class FleetModel:
 
 
 _NO_SAMPLE: Final = GpuSample()
-
-
-def workload_ids(command: Command) -> set[str]:
-    """Ids of the workloads of a command. A remap may have several."""
-    moves = command.operation.remap.moves
-    return {command.workload_id, *(move.workload_id for move in moves)} - {""}
 
 
 def _bound(kept: dict[str, Command] | dict[str, str], limit: int) -> None:

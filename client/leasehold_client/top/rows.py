@@ -11,8 +11,8 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.arguments.gpu_names import places_text
-from leasehold_client.messages import PARKED, enum_name, gpu_targets
-from leasehold_client.top.fleet_model import FleetModel, workload_ids
+from leasehold_client.messages import PARKED, enum_name, gpu_targets, workload_targets
+from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.parked_sizes import parked_size
 from leasehold_client.top.plain_filter import contains_words
 
@@ -201,7 +201,7 @@ def command_about(model: FleetModel, command: Command, places: Mapping[str, str]
     """
     if command.operation.WhichOneof("kind") == "run" and command.operation.run.name:
         return command.operation.run.name
-    names = sorted(model.workload_name(one) for one in workload_ids(command))
+    names = sorted(model.workload_name(one) for one in workload_targets(command))
     if uuids := gpu_targets(command):
         return places_text(uuids, model.places() if places is None else places)
     return ", ".join(names) or model.worker_name(command.worker_id)

@@ -71,6 +71,13 @@ def reported_again(known: Workload, reported: Workload) -> Workload:
     return workload
 
 
+_OF_PROCESSES: Final = (
+    *("lease", "members", "root_pid", "kernel", "ready_time", "yielded"),
+    *("parked_gpu_uuids", "parked_bytes", "park_time", "parked_by", "checkpoint_id", "disk_bytes"),
+)
+"""What a workload has until its end."""
+
+
 def failed(workload: Workload, error: errors_pb2.Error, now: Timestamp) -> Workload:
     """A copy of a workload that fails now."""
     over = Workload()
@@ -79,5 +86,6 @@ def failed(workload: Workload, error: errors_pb2.Error, now: Timestamp) -> Workl
     over.status.generation += 1
     over.status.error.CopyFrom(error)
     over.status.end_time.CopyFrom(now)
-    over.status.ClearField("lease")
+    for field in _OF_PROCESSES:
+        over.status.ClearField(field)
     return over

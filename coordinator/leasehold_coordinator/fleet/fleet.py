@@ -113,6 +113,7 @@ class Fleet:
         for workload in await self.store.live_workloads():
             self.workloads[workload.workload_id] = workload
         self.ledger.load(await self.store.open_commands())
+        self.worker_news.load(known.hello.worker_id for known in self.registry)
         self.lease_history.load(await self.store.open_lease_spans())
         for token in await read_join_tokens(self.store):
             self.join_tokens.put(token)

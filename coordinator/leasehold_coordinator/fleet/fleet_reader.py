@@ -77,7 +77,10 @@ class FleetReader:
     def refusal(self, known: KnownWorker) -> str:
         """Why a worker is refused: it is blocked, or its last session ended so. Empty: it is not."""
         subject = f"worker/{known.hello.name}"
-        return why_blocked(subject) if self.certificates.is_revoked(subject) else known.refusal
+        why = why_blocked(subject)
+        if self.certificates.is_revoked(subject):
+            return why
+        return "" if known.refusal == why else known.refusal  # it was unblocked, and connects soon
 
     def gpus(self, known: KnownWorker) -> list[FleetGpu]:
         """A worker's GPUs with the names of their holders."""

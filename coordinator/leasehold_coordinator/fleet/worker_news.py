@@ -2,11 +2,12 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Final, final
 
-from leasehold.v1 import errors_pb2, worker_pb2
+from leasehold.v1 import errors_pb2, event_pb2, worker_pb2
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
@@ -38,6 +39,10 @@ A watcher may fall 1,000 changes behind, and thousands of workers reconnect at o
 """
 
 
+BEFORE_START: Final = "; it may have been so before the coordinator started"
+"""End of the message about a condition that the first report after a start shows."""
+
+
 @final
 class WorkerNews:
     """Publishes workers and GPUs, their deletions, and workloads whose worker lost or regained contact."""
@@ -50,11 +55,17 @@ class WorkerNews:
         self._published_hellos: dict[str, Hello] = {}
         """The hello at the last publication, by worker id. Reveals removed GPUs."""
         self._told_conditions: dict[str, Conditions] = {}
-        """The published conditions, by worker id. A restart of the coordinator publishes all again."""
+        """The published conditions, by worker id."""
+        self._unheard: set[str] = set()
+        """Ids of the workers of the store that have not reported since the start."""
         self._conditions = EventBounds("conditions", EVENTS_PER_S, EVENT_BURST)
         self._contacts = EventBounds("connections", EVENTS_PER_S, EVENT_BURST)
         self._due_workloads: dict[str, None] = {}
         """Ids of the workloads that the next ticks publish, oldest first."""
+
+    def load(self, worker_ids: Iterable[str]) -> None:
+        """Takes the ids of the workers of the store."""
+        self._unheard.update(worker_ids)
 
     def publish(self, known: KnownWorker) -> None:
         """Publishes a worker and its GPUs to watchers."""
@@ -77,6 +88,7 @@ class WorkerNews:
         self._published_hellos.pop(worker_id, None)
         self._published_states.pop(worker_id, None)
         self._told_conditions.pop(worker_id, None)
+        self._unheard.discard(worker_id)
         self._conditions.forget(worker_id)
         self._contacts.forget(worker_id)
         self._events.worker_deleted(known)
@@ -104,10 +116,17 @@ class WorkerNews:
     def _tell_conditions(self, known: KnownWorker) -> None:
         worker_id, now = known.hello.worker_id, known.conditions
         slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpus}
+        is_first = worker_id in self._unheard
+        if known.reported:
+            self._unheard.discard(worker_id)
         for found in changes(self._told_conditions.get(worker_id, Conditions()), now):
+            # A cordon is a command, which had its events.
+            if is_first and found.kind == event_pb2.EVENT_KIND_CORDON:
+                continue
             if (left_out := self._conditions.admit(worker_id)) is None:
                 continue
-            change = replace(found, message=found.message + left_out)
+            since = BEFORE_START if is_first else ""
+            change = replace(found, message=found.message + since + left_out)
             if change.gpu is None:
                 self._events.condition(known, change)
                 continue

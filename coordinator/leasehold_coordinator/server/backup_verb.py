@@ -79,7 +79,7 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
     with _refusals():
         manifest = backup.create(state_directory, store, file)
         size_mib = file.stat().st_size / 2**20
-        _print(f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}")
+    _print(f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}")
 
 
 @command.command()
@@ -94,10 +94,10 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
     state_directory, store = _places(config_path, flags)
     with _refusals():
         manifest = backup.restore(file, state_directory, store)
-        _print(
-            f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
-            f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
-        )
+    _print(
+        f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
+        f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
+    )
 
 
 def _print(text: str, *, err: bool = False) -> None:

@@ -153,6 +153,20 @@ def test_a_command_about_gpus_names_them(
     assert described(leasehold, "command", "c-1")["Reason"] == "a\\nfan"
 
 
+def test_a_remap_of_several_workloads_names_all_of_them(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    asked = command(command_pb2.COMMAND_STATE_SUCCEEDED, workload_id="id-of-one")
+    for one in ("id-of-one", "id-of-two"):
+        asked.operation.remap.moves.add(workload_id=one)
+    fleet.answers |= {
+        "GetCommand": lambda request, context: GetCommandResponse(command=asked),
+        "ListCommands": lambda request, context: ListCommandsResponse(commands=[asked]),
+    }
+    assert described(leasehold, "command", "c-1")["About"] == "one, id-of-two"
+    assert "  one, id-of-two  " in leasehold("get", "commands").stdout
+
+
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     for words, code, match in (
         (["events", "e-1"], 2, "events have no description"),

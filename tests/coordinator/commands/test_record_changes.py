@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
 from leasehold.v1.workload_pb2 import Workload
@@ -241,6 +241,33 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
         await bench.fleet.apply_workload(suspended, bench.session)
         assert bench.fleet.workloads["w-1"] == suspended
         assert await bench.store.find_workload("w-1") == suspended
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_of_a_deleted_worker_has_no_processes_and_is_not_parked(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fleet.registry.add_stored(make_hello("gone"), 1)
+        known = bench.fleet.registry.find("gone")
+        parked = workload(workload_pb2.WORKLOAD_STATE_SUSPENDED, 1)
+        parked.worker_id = known.hello.worker_id
+        parked.status.members.add(pid=7)
+        parked.status.parked_gpu_uuids.append("GPU-gone-0")
+        parked.status.parked_bytes = parked.status.disk_bytes = 9
+        parked.status.park_time.FromSeconds(1)
+        await bench.fleet.save_workload(parked)
+        async with bench.fleet.enrolling:
+            assert await bench.fleet.delete_worker(known) == ["w-1"]
+        found = await bench.store.find_workload("w-1")
+        assert found is not None
+        status = found.status
+        assert status.error.reason == errors_pb2.ERROR_REASON_WORKER_DELETED
+        assert {field.name for field, _ in status.ListFields()} == {
+            "state",
+            "generation",
+            "error",
+            "end_time",
+        }
 
     on_bench(tmp_path, scenario)
 

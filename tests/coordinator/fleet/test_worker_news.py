@@ -94,6 +94,37 @@ def test_flapping_gpus_displace_no_events_of_others(tmp_path: Path, monkeypatch:
     require_room_for_others([event for event in told if event.kind == event_pb2.EVENT_KIND_GPU_HEALTH])
 
 
+def test_after_a_start_a_cordon_has_no_event_again_and_a_bad_health_one_that_says_so(tmp_path: Path) -> None:
+    async def before(bench: Bench) -> None:
+        await bench.fleet.save_worker(make_hello(), 1)
+
+    async def after(bench: Bench) -> None:
+        await bench.fleet.load()
+        for number in range(2):
+            hello = make_hello()
+            hello.gpu_leases[0].cordon.reason = "a fan"
+            hello.gpu_leases[0].health = HEALTHS[number]
+            known = bench.fleet.registry.welcome(
+                hello, 1, SessionId(f"s-{number}"), time.monotonic(), time.time_ns()
+            )
+            bench.fleet.worker_news.publish(known)
+        hello.gpu_leases[0].ClearField("cordon")
+        hello.gpu_leases[0].health = HEALTHS[0]
+        bench.fleet.registry.apply_load(known, WorkerLoad(sequence=9, gpu_leases=hello.gpu_leases))
+        bench.fleet.worker_news.publish(known)
+        await bench.fleet.events.flush()
+        told = [one.message for one in await all_events(bench.store) if "GPU alpha/0" in one.message]
+        assert sorted(told) == [
+            "GPU alpha/0 is OK again",
+            "GPU alpha/0 is XID_ERROR",
+            "GPU alpha/0 is XID_ERROR; it may have been so before the coordinator started",
+            "GPU alpha/0 is back in service",
+        ]
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
+
+
 def test_workloads_whose_contact_changed_are_published_some_in_each_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

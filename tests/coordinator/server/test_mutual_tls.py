@@ -322,6 +322,7 @@ def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
     assert blocked == ["user/dave", "user/mallory", "worker/gamma"]
     for identity in ("worker/gamma", "user/dave"):
         remote.admin.certificates.unblock(identity)
+    assert {one.refusal for one in remote.admin.workers() if one.name == "gamma"} == {""}
     remote.fleet("user/dave").ListWorkers(ListWorkersRequest(), timeout=20)
     remote.connect("worker/gamma", "gamma").welcome()
     assert {one.refusal for one in remote.admin.workers() if one.name == "gamma"} == {""}

@@ -47,7 +47,7 @@ function showAll(main) {
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
-    replace(counts, (all.length > 0 || list.pages > 0) && h("span", {}, h("b", {}, String(open.length)), "under way"));
+    replace(counts, list.pages > 0 && h("span", {}, h("b", {}, String(open.length)), "under way"));
     const without = !problem.hidden ? "The commands are not shown." : list.isLoading && "Loading…";
     replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : without || "No command is under way."));
     replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));

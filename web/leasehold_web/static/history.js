@@ -9,7 +9,7 @@ const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
 // The time from which the answers are complete. Spans come in the order of their ends, the latest first.
-const cutOf = (leases, marks = {}) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : 0, marks.complete_from ?? 0);
+const cutOf = (leases, marks = {}) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : -Infinity, marks.complete_from ?? -Infinity);
 
 // Whether a list has all open spans of its time, which come first.
 const hasOpen = (spans, isTruncated) => !isTruncated || spans.some((one) => one.end_time);
@@ -144,6 +144,7 @@ export class History {
     for (const one of spans) {
       this.spans.set(one.span_id, one);
       learnName(one.workload_id, one.workload_name);
+      learnName(one.worker_id, one.worker_name);
     }
   }
 

@@ -289,8 +289,14 @@ export function setSample(uuid, sample) {
   note("sample", gpu.worker_id);
 }
 
+// The name of a host. That of a deleted one is known from the stored history, once that is loaded.
 export function workerName(id) {
-  return live.workers.get(id)?.name ?? id;
+  return live.workers.get(id)?.name ?? `${knownName(id) ?? id}${live.isLoading ? "" : " (deleted)"}`;
+}
+
+// Whether a host has a page.
+export function hasPage(id) {
+  return live.isLoading || live.workers.has(id);
 }
 
 export function workloadName(id) {

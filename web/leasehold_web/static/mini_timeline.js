@@ -6,7 +6,7 @@ import { live, onChange, placeOf } from "/static/live.js";
 import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { jointsOf, tickText, ticksOf } from "/static/spans.js";
-import { endOf, endOfJoint, lastReportOf } from "/static/timeline_words.js";
+import { endOf, endOfJoint, lastReportOf, placeOfSpan } from "/static/timeline_words.js";
 import { count, ENDED, moment } from "/static/words.js";
 
 const ROW = 30;
@@ -39,7 +39,9 @@ export function miniTimeline(workload, current, commands = () => []) {
     const start = Math.min((!isCut && current().create_time) || end, all[0]?.begin_time ?? end) - 1000;
     const text = safe(history.problem || (isCut ? "The history is longer than one answer: this lane has the latest stays only." : ""));
     if (told.textContent !== text) told.textContent = text;
-    const rows = [...new Set(all.map((one) => one.gpu_uuid))].sort((a, b) => placeOf(a).localeCompare(placeOf(b), "en", { numeric: true }));
+    // A deleted host has its names in the history only.
+    const places = new Map(all.map((one) => [one.gpu_uuid, live.gpus.has(one.gpu_uuid) ? placeOf(one.gpu_uuid) : placeOfSpan(one)]));
+    const rows = [...places.keys()].sort((a, b) => places.get(a).localeCompare(places.get(b), "en", { numeric: true }));
     const width = element.clientWidth || 600;
     const height = AXIS + Math.max(1, rows.length) * ROW;
     const context = sized(canvas, width, height);
@@ -56,7 +58,7 @@ export function miniTimeline(workload, current, commands = () => []) {
       context.fillRect(x(time), 0, 1, height);
     }
     context.fillStyle = colours.text;
-    for (const uuid of rows) context.fillText(placeOf(uuid), 0, y(uuid), LABELS - 8);
+    for (const uuid of rows) context.fillText(places.get(uuid), 0, y(uuid), LABELS - 8);
     if (!rows.length) {
       context.fillStyle = colours.muted;
       context.fillText(history.known ? "It has held no GPU in the stored history." : history.problem ? "" : "Loading…", LABELS, AXIS + ROW / 2);
@@ -65,7 +67,7 @@ export function miniTimeline(workload, current, commands = () => []) {
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;
-    replace(table, h("summary", {}, "As a table"), h("table", {}, h("thead", {}, h("tr", {}, ["GPU", "From", "To"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, spans.map((one) => h("tr", {}, h("td", {}, placeOf(one.gpu_uuid)), h("td", {}, moment(one.begin_time)), h("td", {}, endOf(one)))))));
+    replace(table, h("summary", {}, "As a table"), h("table", {}, h("thead", {}, h("tr", {}, ["GPU", "From", "To"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, spans.map((one) => h("tr", {}, h("td", {}, places.get(one.gpu_uuid)), h("td", {}, moment(one.begin_time)), h("td", {}, endOf(one)))))));
     table.open = isOpen;
   }
 

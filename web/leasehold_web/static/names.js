@@ -1,4 +1,4 @@
-// Names of workloads that the live view lacks, such as ended ones: from commands, events, lists and the history.
+// Names of workloads and hosts that the live view lacks, such as ended or deleted ones: from commands, events, lists and the history.
 import { ask } from "/static/dom.js";
 import { workloadsOf } from "/static/words.js";
 

@@ -6,7 +6,7 @@ import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
+import { areOld, hasPage, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
 import { learnFromHistory } from "/static/names.js";
 import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
@@ -143,7 +143,8 @@ function stateFacts(workload) {
   const parked = parkedText(workload);
   if (parked) facts.push(["Parked", [parkedAt(workload).size === undefined && "size unknown ", parked, status.park_time && ", ", status.park_time && age(status.park_time)]]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
-  facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
+  const host = workerName(workload.worker_id);
+  facts.push(["Host", hasPage(workload.worker_id) ? h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, host) : host], ["Owner", workload.owner ?? UNKNOWN]);
   if (workload.user) facts.push(["User", workload.user]);
   facts.push(["Created", moment(workload.create_time)]);
   if (status.start_time) facts.push(["Started", age(status.start_time)]);
@@ -186,7 +187,7 @@ function hookText(hook) {
   const kind = HOOKS.find((one) => hook[one]) ?? "hook";
   const inner = hook[kind] ?? {};
   const what = inner.url ?? inner.base_url ?? inner.arguments?.join(" ") ?? inner.signal_number ?? "";
-  return `${hook.name || kind}: ${lower(hook.phase)}, ${kind} ${what}`;
+  return `${hook.name || kind}: ${hook.phase ? `${lower(hook.phase)}, ` : ""}${kind} ${what}`;
 }
 
 function checkpointsTable(answer) {

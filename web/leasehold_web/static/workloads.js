@@ -41,7 +41,7 @@ export function show(main) {
     });
     all.sort((a, b) => ENDED.has(a.status?.state) - ENDED.has(b.status?.state) || b.create_time - a.create_time);
     const going = all.filter((one) => !ENDED.has(one.status?.state)).length;
-    replace(counts, (all.length > 0 || list.pages > 0) && h("span", {}, h("b", {}, String(going)), "not ended"));
+    replace(counts, list.pages > 0 && h("span", {}, h("b", {}, String(going)), "not ended"));
     replace(body, all.slice(0, LIMIT).map(row));
     const isFull = all.length > LIMIT || (all.length === LIMIT && Boolean(list.token));
     setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
@@ -55,7 +55,7 @@ export function show(main) {
     const status = one.status ?? {};
     const parked = parkedText(one);
     const gpus = status.lease?.gpu_uuids ?? [];
-    const where = gpus.length ? gpus.map(placeOf).join(", ") : parked ? `${workerName(one.worker_id)}: ${parked}` : workerName(one.worker_id);
+    const where = gpus.length ? (live.isLoading ? count(gpus.length, "GPU") : gpus.map(placeOf).join(", ")) : parked ? `${workerName(one.worker_id)}: ${parked}` : workerName(one.worker_id);
     return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)),
       h("td", {}, glyph(status.state), stateText(one), one.out_of_contact ? h("span", { class: "muted" }, " (last known)") : ""),
       h("td", {}, where), h("td", { class: "lesser" }, one.owner ?? ""), h("td", { class: "nowrap muted lesser" }, age(one.create_time)));

@@ -284,7 +284,7 @@ class GpuSlots:
             OperationError: CORDONED.
         """
         if self.worker_cordon is not None:
-            raise cordoned("the worker", self.worker_cordon)
+            raise cordoned("the worker", self.worker_cordon, remedy="uncordon it first")
 
     def check_named(self, gpu_uuids: Sequence[str], request: GpuRequest) -> None:
         """Refuses named GPUs that do not match a request. Leased ones may match.

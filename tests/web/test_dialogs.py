@@ -270,8 +270,8 @@ def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_
     suspend = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
 
-        def tell(state: str, command: str) -> None:
-            workload = {"workload_id": "w-1", "name": "one", "status": {"state": state}}
+        def tell(state: str, command: str, **more: object) -> None:
+            workload = {"workload_id": "w-1", "name": "one", "status": {"state": state}, **more}
             changes = [["workload", "w-1", workload], ["command", "c-1", {**suspend, "state": command}]]
             page.evaluate("tell", {"changes": changes, "state": {}})
 
@@ -295,6 +295,11 @@ def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_
         expect(page.locator('dialog button:text-is("Stop")')).to_be_enabled()
         tell("EXITED", "SUCCEEDED")
         expect(effects).to_have_text(["The workload has ended."])
+        stale = {"worker_id": "worker-a", "name": "alpha", "state": "STALE"}
+        page.evaluate("tell", {"changes": [["worker", "worker-a", stale]], "state": {}})
+        tell("RUNNING", "SUCCEEDED", worker_id="worker-a")
+        silent = "The host alpha is out of contact. The stop is refused until it returns."
+        expect(effects).to_have_text([silent, re.compile("SIGTERM"), "It holds no GPU."])
         tell("SUSPENDED", "RUNNING")
         page.click('dialog a:text-is("suspend")')
         page.wait_for_url("**/commands/c-1")

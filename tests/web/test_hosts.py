@@ -80,6 +80,26 @@ def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web
 
 
 @pytest.mark.long
+def test_a_workload_of_a_deleted_host_has_the_names_of_the_history(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    hooks = [{"name": "engine", "vllm": {"base_url": "http://127.0.0.1:8000"}}]
+    workload = {"workload_id": "w-1", "name": "old", "worker_id": "worker-a", "spec": {"hooks": hooks}}
+    answer = {"workload": {**workload, "status": {"state": "FAILED"}}, "commands": [], "events": []}
+    span = {"span_id": "s-1", "state": "LEASED", "workload_id": "w-1", "gpu_uuid": "GPU-1", "slot": 3}
+    span |= {"worker_id": "worker-a", "worker_name": "gamma", "begin_time": 1_000, "end_time": 2_000}
+    history = {"spans": [span], "is_truncated": False, "time": 9_000}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.route("**/api/history?*", lambda route: route.fulfill(json=history))
+        page.goto(f"{web_fleet.url}workloads/w-1")
+        expect(page.locator(".facts").first).to_contain_text("gamma (deleted)")
+        expect(page.locator('a[href="/workers/worker-a"]')).to_have_count(0)
+        expect(page.locator(".mini tbody tr")).to_contain_text("gamma/3")
+        expect(page.get_by_text("engine: vllm http://127.0.0.1:8000")).to_be_visible()
+
+
+@pytest.mark.long
 def test_the_row_of_a_refused_host_tells_why(browser: Browser, web_fleet: WebFleet) -> None:
     worker = {**WORKER, "state": "DISCONNECTED", "refusal": "worker/alpha is blocked"}
     with open_page(browser, web_fleet.url, web_fleet.token) as page:

@@ -194,10 +194,10 @@ function effectsOfStop(workload) {
   const state = workload.status?.state;
   const uuids = held(workload);
   if (ENDED.has(state)) return ["The workload has ended."];
-  const isSilent = live.workers.get(workload.worker_id)?.state !== "CONNECTED";
+  const host = live.workers.get(workload.worker_id);
   return [
     busyNote(workload),
-    isSilent && `The host ${workerName(workload.worker_id)} is out of contact. The stop is refused until it returns.`,
+    host && host.state !== "CONNECTED" && `The host ${host.name} is out of contact. The stop is refused until it returns.`,
     endOf(state),
     uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
     PARKED.has(state) && "Its parked state is lost.",

@@ -14,14 +14,18 @@ const LABELS = 90;
 const AXIS = 20;
 
 // workload: its id; current: returns the workload, which the live view may lack after its end; commands: returns its
-// loaded commands.
-export function miniTimeline(workload, current, commands = () => []) {
+// loaded commands; onLoad: called after each answer, which may have names of deleted hosts.
+export function miniTimeline(workload, current, commands = () => [], onLoad = () => {}) {
   const canvas = h("canvas", { role: "img" });
   const told = h("p", { class: "muted", role: "status" });
   const table = h("details", {});
   const element = h("div", { class: "mini" }, canvas, told, table);
   let isOver = false;
-  const history = new History(() => !isOver && draw(), `&workload=${encodeURIComponent(workload)}`);
+  const history = new History(() => {
+    if (isOver) return;
+    draw();
+    onLoad();
+  }, `&workload=${encodeURIComponent(workload)}`);
 
   // A user does not see the end of others' workloads. Such a lane ends with its last lease.
   function endOfLane(spans) {

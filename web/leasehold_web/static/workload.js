@@ -83,7 +83,7 @@ export function show(main, id) {
     const spec = h("section", { class: "card", "aria-label": "Specification" });
     const commands = h("section", { class: "card whole", "aria-label": "Commands" });
     const events = h("section", { class: "card", "aria-label": "Events" });
-    const mini = miniTimeline(key, () => live.workloads.get(key) ?? found.workload, () => found.commands);
+    const mini = miniTimeline(key, () => live.workloads.get(key) ?? found.workload, () => found.commands, () => draw());
     const lane = h("section", { class: "card whole", "aria-label": "Timeline" }, h("h2", {}, "Timeline", h("small", {}, "where it was, and when it was parked")), mini.element);
     const parts = [facts, spec, lane, commands, events];
     const checkpoints = h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), h("p", { class: "muted" }, "Asking its worker…"));

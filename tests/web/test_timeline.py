@@ -338,11 +338,12 @@ def test_many_parked_workloads_and_many_ends_leave_no_lease_open(
     lease = {"span_id": "lease", "begin_time": 2_000}
     parked = {"span_id": "parked", "begin_time": 3_000, "parked": True}
     other = {"span_id": "other", "begin_time": 48_000, "end_time": 50_000}
+    late = {"span_id": "late", "begin_time": 4_000}
     answers: list[dict[str, Any]] = [
-        {"spans": [lease], "parked": [parked], "is_parked_truncated": True, "time": 50_000},
-        {"spans": [], "parked": [parked], "is_parked_truncated": True, "time": 51_000},
-        {"spans": [{**lease, "end_time": 40_000}], "parked": [parked], "time": 51_000},
-        {"spans": [], "parked": [], "is_parked_truncated": True, "time": 52_000},
+        {"spans": [lease, late], "parked": [parked], "is_parked_truncated": True, "time": 50_000},
+        {"spans": [late], "parked": [parked], "is_parked_truncated": True, "time": 51_000},
+        {"spans": [late, {**lease, "end_time": 40_000}], "parked": [parked], "time": 51_000},
+        {"spans": [late], "parked": [], "is_parked_truncated": True, "time": 52_000},
         {"spans": [other], "is_truncated": True, "parked": [], "time": 53_000},
         {"spans": [other], "is_truncated": True, "parked": [], "time": 53_000},
     ]
@@ -353,8 +354,8 @@ def test_many_parked_workloads_and_many_ends_leave_no_lease_open(
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
         assert page.evaluate(CROWDED) == [
-            "lease 40000, parked open true",
-            "lease 40000, parked open true",
+            "lease 40000, late open, parked open true",
+            "lease 40000, late open, parked open true",
             "lease 40000, other 50000 true",
         ]
     assert answers == []

@@ -83,7 +83,7 @@ def test_a_swap_gives_no_cordoned_or_sick_gpu_to_another_workload(fleet: Fleet, 
     fleet.cli("uncordon", "alpha")
     fleet.cli("restore", "one")
     alpha.simulated.raise_xid(0, 79)
-    alpha.wait(lambda: health(alpha.look(), 0))
+    alpha.wait(lambda: bool(health(alpha.look(), 0)))
     fleet.refuse("remap", "one", "two", "--swap", code=1, match="GPU_UNHEALTHY")
 
 

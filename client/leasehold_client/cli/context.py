@@ -130,5 +130,6 @@ def delete(name: str) -> None:
         contexts = read_contexts()
         contexts.get(name)
         left = {key: one for key, one in contexts.by_name.items() if key != name}
-        write(replace(contexts, by_name=left, current="" if contexts.current == name else contexts.current))
-    echo(f"{name}: deleted")
+        was_current = contexts.current == name
+        write(replace(contexts, by_name=left, current="" if was_current else contexts.current))
+    echo(f"{name}: deleted{'; no context is current now' if was_current else ''}")

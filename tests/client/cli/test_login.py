@@ -113,3 +113,11 @@ def test_the_verbs_of_contexts_tell_a_variable_that_chooses_another(
         assert (listed.code, listed.stderr) == (0, f"{told} the current context\n")
     left = bare_leasehold("context", "use", "-")
     assert (left.code, left.stdout, left.stderr) == (0, "no context is current\n", f"{told} no context\n")
+
+
+def test_the_deletion_of_the_current_context_says_so(bare_leasehold: CommandLine) -> None:
+    known = {name: Context(name, f"user/{name}", "host:1") for name in ("alice", "bob")}
+    with locked_contexts() as keep:
+        keep(Contexts("alice", known))
+    assert bare_leasehold("context", "delete", "bob").stdout == "bob: deleted\n"
+    assert bare_leasehold("context", "delete", "alice").stdout == "alice: deleted; no context is current now\n"

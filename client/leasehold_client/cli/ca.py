@@ -80,10 +80,12 @@ def revoke(client: Client, subject: str) -> None:
 def unblock(client: Client, identity: str) -> None:
     """Let a blocked identity call again. Its revoked certificates stay revoked.
 
-    An unblocked worker connects within a minute.
+    An unblocked worker with a valid certificate connects within a minute.
     """
     client.certificates.unblock(identity)
-    until = "; the worker connects within a minute" if identity.startswith("worker/") else ""
+    until = ""
+    if identity.startswith("worker/"):
+        until = "; the worker connects within a minute if its certificate is valid (`leasehold ca list`)"
     echo(f"{identity}: unblocked{until}")
 
 

@@ -282,7 +282,7 @@ class Fleet:
             await self.store.write(*rows, *stored_rows)
         for workload in workloads:
             self.reader.report_bounds.charge(before[workload.workload_id], workload)
-            self.lease_history.note_workload(workload)
+            self.lease_history.note_workload(workload, is_new=before[workload.workload_id] is None)
             self._publish_workload(workload)
         for stored in commands:
             is_news = self._is_news(stored)

@@ -37,6 +37,9 @@ SPAN_BURST: Final = 8_192
 """Most spans of the GPUs of one worker, in the long run and at once. A worker may report 200 times per
 second."""
 
+DELETED_LIMIT: Final = 10_000
+"""Most deleted workers whose deletion is remembered. Others may return with overlapping spans."""
+
 ID_LIMIT: Final = 256
 """Characters of an id in a span. A worker may report longer ids in a load."""
 
@@ -66,6 +69,8 @@ class LeaseHistory:
         """GPUs with an open span of a lease, by ids of worker and workload."""
         self._parked: dict[str, list[LeaseSpan]] = {}
         """Open spans of parked workloads, by id of the workload."""
+        self._deleted_ns: dict[str, int] = {}
+        """When a worker was deleted, by its id, the oldest deletion first. Its spans ended then."""
         self._refused: dict[str, set[str]] = {}
         """Ids of the parked workloads whose spans were too many, by id of the worker."""
         self._sessions: dict[str, str | None] = {}
@@ -121,7 +126,8 @@ class LeaseHistory:
                 continue
             if self._bounds.admit(worker_id) is None:
                 continue  # compared again at the next publication
-            time_ns = _change_time_ns(gpu.lease, span, now_ns) if is_first else now_ns
+            earliest_ns = span.begin_time.ToNanoseconds() if span else self._deleted_ns.get(worker_id, 0)
+            time_ns = _change_time_ns(gpu.lease, earliest_ns, now_ns) if is_first else now_ns
             if span is not None:
                 ends[span.workload_id] = max(time_ns, ends.get(span.workload_id, 0))
                 self._end(of_worker.pop(gpu.gpu.uuid), time_ns)
@@ -133,19 +139,33 @@ class LeaseHistory:
                 told_ns = time_ns or _told_ns(workload.status, "park_time", now_ns)
                 self._compare_parked(workload, told_ns)
 
-    def note_workload(self, workload: Workload) -> None:
-        """Begins or ends the parked spans of a workload that has changed."""
+    def note_workload(self, workload: Workload, *, is_new: bool = False) -> None:
+        """Begins or ends the parked spans of a workload that has changed.
+
+        Args:
+            workload: The workload.
+            is_new: Whether it was unknown, or seemed to have ended: it was parked before.
+        """
         now_ns = time.time_ns()
         if is_ended(workload.status.state):
             self._end_parked(workload.workload_id, _told_ns(workload.status, "end_time", now_ns))
+        elif is_new:
+            deleted_ns = self._deleted_ns.get(workload.worker_id, 0)
+            told_ns = _told_ns(workload.status, "park_time", now_ns)
+            self._compare_parked(workload, max(told_ns, deleted_ns))
         else:
             self._compare_parked(workload, now_ns)
 
     def forget(self, worker_id: str) -> None:
         """Ends the spans of a deleted worker."""
+        now_ns = time.time_ns()
+        self._deleted_ns.pop(worker_id, None)
+        self._deleted_ns[worker_id] = now_ns
+        if len(self._deleted_ns) > DELETED_LIMIT:
+            del self._deleted_ns[next(iter(self._deleted_ns))]
         parked = [span for spans in self._parked.values() for span in spans if span.worker_id == worker_id]
         for span in [*self._open.pop(worker_id, {}).values(), *parked]:
-            self._end(span, time.time_ns())
+            self._end(span, now_ns)
         for workload_id in {span.workload_id for span in parked}:
             del self._parked[workload_id]
         self._refused.pop(worker_id, None)
@@ -284,8 +304,7 @@ def _use_of_span(span: LeaseSpan) -> _Use:
 _NO_USE_KEY: Final[_Use] = (lease_pb2.SLOT_STATE_FREE, "", "")
 
 
-def _change_time_ns(lease: GpuLease, before: LeaseSpan | None, now_ns: int) -> int:
+def _change_time_ns(lease: GpuLease, earliest_ns: int, now_ns: int) -> int:
     """When a use changed while the worker was out of contact. The worker's clock may be wrong."""
-    earliest_ns = before.begin_time.ToNanoseconds() if before is not None else 0
     told_ns = lease.since.ToNanoseconds() if lease.HasField("since") and is_storable(lease.since) else now_ns
     return min(max(told_ns, earliest_ns), now_ns)

@@ -14,11 +14,20 @@ from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu,
 from leasehold_coordinator.scheduling.shortages import Shortage, shortage_of, wanted_text
 
 _REMEDIES: Final[dict[ErrorReason.ValueType, str]] = {
-    errors_pb2.ERROR_REASON_NO_FREE_GPU: "suspend or stop a workload, or ask for less",
+    errors_pb2.ERROR_REASON_NO_FREE_GPU: "{ways}, or ask for less",
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: "stop a workload, or ask for less",
     errors_pb2.ERROR_REASON_CORDONED: "`leasehold uncordon` a worker, or connect another",
 }
 """The remedy by reason. If workers have different shortages, the first of these reasons is reported."""
+
+_WAYS: Final[dict[SlotState.ValueType, str]] = {
+    lease_pb2.SLOT_STATE_LEASED: "suspend or stop a workload",
+    lease_pb2.SLOT_STATE_RESERVED: "wait for a reserved GPU or name its hold",
+    lease_pb2.SLOT_STATE_CORDONED: "uncordon a GPU",
+    lease_pb2.SLOT_STATE_UNHEALTHY: "repair a GPU and reset its health",
+    lease_pb2.SLOT_STATE_FOREIGN: "end or adopt a foreign process",
+}
+"""What makes GPUs free, by their state."""
 
 DESCRIBED_PER_REQUEST: Final = 30
 GLANCED_PER_REQUEST: Final = 100
@@ -89,7 +98,9 @@ def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
     reasons = {shortage.reason for shortage in shortages}
     reason = next(reason for reason in _REMEDIES if reason in reasons)
     whys = listed([f"{shortage.worker}: {shortage.why}" for shortage in shortages])
-    remedy = _REMEDIES[reason]
+    states = {state for shortage in shortages for state in shortage.states}
+    ways = [way for state, way in _WAYS.items() if state in states] or [_WAYS[lease_pb2.SLOT_STATE_LEASED]]
+    remedy = _REMEDIES[reason].format(ways=", ".join(ways))
     if all(shortage.for_good for shortage in shortages):
         is_about_gpus = reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
         another_kind = "ask for less, or for GPUs of another kind: `leasehold get gpus` lists them"
@@ -163,6 +174,8 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
         case _ if one.is_crowded_for(resources):
             kept = size(one.lease.asleep_bytes)
             why = f"has {kept} in use by sleeping workloads: choose another, ask for less, or suspend them"
+        case lease_pb2.SLOT_STATE_RESERVED:
+            why = "is reserved by a hold or an operation: choose another, name the hold, or wait"
         case _:
             why = "is not free: choose another, or suspend its holder"
     reason = _NOT_FREE.get(one.state, errors_pb2.ERROR_REASON_NO_FREE_GPU)

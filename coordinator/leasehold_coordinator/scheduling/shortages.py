@@ -34,12 +34,14 @@ class Shortage:
         reason: NO_FREE_GPU, CORDONED or INSUFFICIENT_RESOURCES.
         why: The shortage in words.
         for_good: The worker is too small even when it is idle.
+        states: The states of its GPUs. Empty: they are not too few, or it was only glanced at.
     """
 
     worker: str
     reason: ErrorReason.ValueType
     why: str
     for_good: bool = False
+    states: frozenset[SlotState.ValueType] = frozenset()
 
 
 def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
@@ -55,7 +57,8 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
         why = _gpus_text(candidate, resources) + (f", {units} units free" if too_small else "")
         known = [one.gpu for one in candidate.gpus.values()]
         for_good = _suitable(known, resources) < least or _has_too_few_units(known, resources)
-        return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good)
+        states = frozenset(one.state for one in candidate.gpus.values() if suits(one.gpu, resources))
+        return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good, states)
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
         return Shortage(candidate.name, reason, ", ".join(lacks), _is_too_small(candidate.machine, resources))

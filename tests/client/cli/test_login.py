@@ -120,4 +120,6 @@ def test_the_deletion_of_the_current_context_says_so(bare_leasehold: CommandLine
     with locked_contexts() as keep:
         keep(Contexts("alice", known))
     assert bare_leasehold("context", "delete", "bob").stdout == "bob: deleted\n"
-    assert bare_leasehold("context", "delete", "alice").stdout == "alice: deleted; no context is current now\n"
+    assert (
+        bare_leasehold("context", "delete", "alice").stdout == "alice: deleted; no context is current now\n"
+    )

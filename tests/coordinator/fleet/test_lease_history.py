@@ -98,7 +98,9 @@ def test_a_span_begins_and_ends_with_its_lease(tmp_path: Path) -> None:
     on_bench(tmp_path, story)
 
 
-def become(bench: Bench, state: str, *parked: int, lease: bool = False, time_ns: int = 0) -> None:
+def become(
+    bench: Bench, state: str, *parked: int, lease: bool = False, time_ns: int = 0, is_new: bool = False
+) -> None:
     """Changes the workload w-1 as a report does.
 
     Args:
@@ -107,6 +109,7 @@ def become(bench: Bench, state: str, *parked: int, lease: bool = False, time_ns:
         parked: The slots of its former GPUs. None: it is not parked.
         lease: Whether it has a lease.
         time_ns: When it was parked, or has ended. 0: now.
+        is_new: Whether it was unknown.
     """
     status = WorkloadStatus(state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
     status.parked_gpu_uuids.extend(f"GPU-alpha-{slot}" for slot in parked)
@@ -121,7 +124,7 @@ def become(bench: Bench, state: str, *parked: int, lease: bool = False, time_ns:
     )
     if not is_ended(status.state):
         bench.fleet.workloads["w-1"] = workload
-    bench.fleet.lease_history.note_workload(workload)
+    bench.fleet.lease_history.note_workload(workload, is_new=is_new)
 
 
 async def told(bench: Bench) -> list[str]:
@@ -270,6 +273,23 @@ def test_parked_spans_are_bounded_by_gpus_and_begin_later_if_they_were_too_many(
         report(bench, known)
         found = [one for one in await spans(bench, parked=True) if is_open(one)]
         assert [one.begin_time.ToNanoseconds() for one in found] == [parked_ns] * 2
+
+    on_bench(tmp_path, story)
+
+
+def test_a_deleted_worker_that_returns_has_no_overlapping_spans(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        since_ns = time.time_ns()
+        known = connect(bench, "s-1", leased(1, "w-2", since_ns=since_ns))
+        become(bench, "SUSPENDED", 0, time_ns=since_ns)
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=True)
+        bench.fleet.worker_news.publish_deleted(known)
+        deleted_ns = (await spans(bench))[0].end_time.ToNanoseconds()
+        become(bench, "SUSPENDED", 0, time_ns=since_ns, is_new=True)
+        connect(bench, "s-2", leased(1, "w-2", since_ns=since_ns))
+        again = [one for one in await spans(bench) if is_open(one)]
+        assert {one.parked for one in again} == {False, True}
+        assert [one.begin_time.ToNanoseconds() for one in again] == [deleted_ns] * 2
 
     on_bench(tmp_path, story)
 

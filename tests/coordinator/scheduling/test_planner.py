@@ -148,7 +148,15 @@ def test_a_refusal_says_of_each_worker_why() -> None:
     assert reason == NO_FREE_GPU
     assert message == (
         "requested 1 GPU; alpha: 4 GPUs, 2 leased, 1 cordoned, 1 unhealthy; "
-        "beta: is cordoned (repair, by ann): suspend or stop a workload, or ask for less"
+        "beta: is cordoned (repair, by ann): suspend or stop a workload, uncordon a GPU, "
+        "repair a GPU and reset its health, or ask for less"
+    )
+
+
+def test_the_remedy_for_too_few_gpus_is_for_their_states() -> None:
+    gpus = [one_gpu("GPU-0", lease_pb2.SLOT_STATE_RESERVED), one_gpu("GPU-1", lease_pb2.SLOT_STATE_FOREIGN)]
+    assert refusal(Resources(gpu_count=1), of_gpus("alpha", *gpus))[1].endswith(
+        ": wait for a reserved GPU or name its hold, end or adopt a foreign process, or ask for less"
     )
 
 

@@ -773,7 +773,7 @@ async def test_a_cordoned_worker_gives_no_gpu_by_name_either() -> None:
     for take in (pool.claim_gpus, pool.reserve_gpus):
         refused = refusal(lambda: take("b", UUIDS[:1]))  # noqa: B023 - called at once
         assert refused.reason == Reason.ERROR_REASON_CORDONED
-        assert refused.message == ("the worker is cordoned by ann (repair): choose another, or uncordon it")
+        assert refused.message == ("the worker is cordoned by ann (repair): uncordon it first")
     assert states(pool) == [FREE, FREE]
     assert pool.claim_gpus("no GPU at all", []).gpu_uuids == ()
 

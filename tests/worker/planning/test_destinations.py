@@ -6,6 +6,7 @@ from leasehold_worker.driver.device_memory import check_memory
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.facts import FreeMemory
+from leasehold_worker.leasing.leases import FOREIGN, LEASED, RESERVED
 from leasehold_worker.planning.destinations import choose_gpus
 
 CHIPS = {"a": "H100", "b": "H100", "c": "H100", "d": "L4"}
@@ -45,8 +46,15 @@ def test_free_gpus_for_earlier_claims_are_told() -> None:
         "1 H100 free for a, reserved for earlier claims; 2 claims wait: "
         "wait until they have got GPUs, or name the GPUs with --to"
     )
-    with pytest.raises(OperationError, match="no free H100 can replace a: suspend or stop a workload first"):
+    with pytest.raises(OperationError, match=r"can replace a: suspend or stop a workload$"):
         choose_gpus(["a"], ["d"], CHIPS, FreeMemory({}), {}, claims=2)
+
+
+def test_the_remedy_is_for_the_states_of_equal_gpus() -> None:
+    states = {"a": RESERVED, "b": FOREIGN, "d": LEASED}  # d has another chip
+    remedy = "wait for a reserved GPU or name its hold, or end or adopt a foreign process"
+    with pytest.raises(OperationError, match=f"no free H100 can replace a: {remedy}"):
+        choose_gpus(["a"], ["d"], CHIPS, FreeMemory({}), {}, states=states)
 
 
 def test_too_little_memory_everywhere_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Refusals of GPUs, with a message and a typed reason. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from leasehold.v1 import errors_pb2, lease_pb2
@@ -30,6 +30,20 @@ _REASONS: Final = {
 }
 
 
+_WAYS: Final = {
+    LEASED: "suspend or stop a workload",
+    RESERVED: "wait for a reserved GPU or name its hold",
+    CORDONED: "uncordon a GPU",
+    UNHEALTHY: "repair a GPU and reset its health",
+    FOREIGN: "end or adopt a foreign process",
+}
+
+
+def ways_to_free(states: Collection[SlotState.ValueType]) -> list[str]:
+    """What makes GPUs in these states free."""
+    return [way for state, way in _WAYS.items() if state in states] or [_WAYS[LEASED]]
+
+
 def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claimers: int) -> OperationError:
     """The refusal of a request that can't be granted now.
 
@@ -44,12 +58,13 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
     for state, its_reason in _REASONS.items():
         if state not in _usable_states(request) and 0 < missing <= states.count(state):
             reason = its_reason
+    ways = ways_to_free(set(states) - set(_usable_states(request)))
     due = ""
     if pending_claimers:
         due = "; 1 claim waits" if pending_claimers == 1 else f"; {pending_claimers} claims wait"
     return OperationError(
         reason,
-        f"{shortage(request, fitting)}{due}: suspend or stop a workload, or wait",
+        f"{shortage(request, fitting)}{due}: {', '.join(ways)}, or wait",
         {"field": "gpu_count"},
     )
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.lease_pb2 import SlotState
 
 from leasehold_worker.driver.device_memory import check_memory, fits
 from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, moved
@@ -22,6 +24,7 @@ from leasehold_worker.gpus.facts import FreeMemory
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.refusals import ways_to_free
 from leasehold_worker.planning.driver_checks import DriverChecks
 from leasehold_worker.planning.plan import Destination, Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import parse_pairs
@@ -90,6 +93,7 @@ class Destinations:
             needed,
             claimed=[gpu_uuid for gpu_uuid in all_free if gpu_uuid not in gpu_uuids],
             claims=len(self._pool.waiting),
+            states={slot.gpu_uuid: slot.state for slot in self._pool.slots.snapshot().slots},
         )
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
@@ -191,6 +195,7 @@ def choose_gpus(
     parked_bytes: Mapping[str, int],
     claimed: Collection[str] = (),
     claims: int = 0,
+    states: Mapping[str, SlotState.ValueType] = MappingProxyType({}),
 ) -> tuple[GpuPair, ...]:
     """Pairs each GPU of a suspended workload with a new one: itself if free, else the first that fits.
 
@@ -202,6 +207,7 @@ def choose_gpus(
         parked_bytes: Device memory that the content of each GPU needs; missing if unknown.
         claimed: GPUs that are free, and reserved for waiting claims.
         claims: Number of waiting claims.
+        states: State by UUID of GPUs, for the remedy.
 
     Raises:
         OperationError: NO_FREE_GPU if a GPU has no counterpart, INSUFFICIENT_DEVICE_MEMORY if all free ones
@@ -216,7 +222,8 @@ def choose_gpus(
         same_chip = [candidate for candidate in left if chips[candidate] == chips[uuid]]
         if not same_chip:
             kept = sum(chips[candidate] == chips[uuid] for candidate in claimed)
-            raise _no_free_gpu(uuid, chips[uuid], kept, claims)
+            alike = {state for other, state in states.items() if chips.get(other) == chips[uuid]}
+            raise _no_free_gpu(uuid, chips[uuid], kept, claims, alike)
         fitting = [candidate for candidate in same_chip if fits(GpuPair(uuid, candidate), room, parked_bytes)]
         if not fitting:
             check_memory((GpuPair(uuid, same_chip[0]),), room, parked_bytes)
@@ -225,9 +232,11 @@ def choose_gpus(
     return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)
 
 
-def _no_free_gpu(gpu_uuid: str, chip: str, kept: int, claims: int) -> OperationError:
+def _no_free_gpu(
+    gpu_uuid: str, chip: str, kept: int, claims: int, states: Collection[SlotState.ValueType]
+) -> OperationError:
     """The refusal of a GPU that no free GPU can replace. Waiting claims reserve ``kept`` free GPUs."""
-    message = f"no free {chip} can replace {gpu_uuid}: suspend or stop a workload first"
+    message = f"no free {chip} can replace {gpu_uuid}: {', or '.join(ways_to_free(states))}"
     if kept:
         waiting = "1 claim waits" if claims == 1 else f"{claims} claims wait"
         message = (

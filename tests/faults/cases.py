@@ -104,11 +104,11 @@ class CaseFault:
     condition: Condition | None = None
     destination: bool = False
 
-    @property
-    def is_harmless(self) -> bool:
+    def is_harmless(self, kind: Kind) -> bool:
         """Whether the operation must succeed nevertheless."""
         if self.condition is Condition.ECC:
-            return not self.destination  # a workload can always leave a GPU that is ill
+            # A workload can always leave a GPU that is ill, but a swap would give the GPU to another one.
+            return not self.destination and kind is not Kind.SWAP
         return self.condition is None and self.delay_s > 0 and self.victim is Victim.NOBODY
 
     @property

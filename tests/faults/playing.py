@@ -135,10 +135,10 @@ async def act(
     if deadly:
         await _wait_deaths(stage)
     problems = list(wrong(arena, stage, kind, outcome, hit, lost, may_fail=may_fail))
-    whole = not may_fail and outcome.error is None and all(fault.is_harmless for fault, _ in faults)
+    whole = not may_fail and outcome.error is None and all(fault.is_harmless(kind) for fault, _ in faults)
     doubled = list(miscounted(called, called_after, kind, outcome, whole=whole))
     problems += doubled
-    if outcome.error is not None and not may_fail and all(fault.is_harmless for fault, _ in faults):
+    if outcome.error is not None and not may_fail and all(fault.is_harmless(kind) for fault, _ in faults):
         problems.append(f"failed although nothing was wrong: {outcome.error}")
     misplaced = any(fault.misplaces for fault, _ in faults)
     lost_by_driver = misplaced and len(stage.actors) > 1

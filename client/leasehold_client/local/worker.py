@@ -23,7 +23,7 @@ from leasehold.local.v1.local_service_pb2 import (
 from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_client.config import SOCKET_VARIABLE, state_directory
+from leasehold_client.config import SOCKET_PATH_LIMIT_BYTES, SOCKET_VARIABLE, state_directory
 from leasehold_client.errors import LeaseholdError, UsageError, decode_refusal
 
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
@@ -164,6 +164,11 @@ class LocalWorker:
         if path == "":  # as a path, it would be the working directory
             raise UsageError("the path of the worker's socket is empty: give one, or None")
         self.path = Path(path) if path is not None else socket_path()
+        if len(os.fsencode(self.path)) > SOCKET_PATH_LIMIT_BYTES:
+            raise UsageError(
+                f"the path of the worker's socket has more than {SOCKET_PATH_LIMIT_BYTES} bytes, which no "
+                "socket can have: give another"
+            )
         self._channel = grpc.insecure_channel(
             f"unix:{self.path}",
             # The worker identifies a connection by the process that made it, so channels never share one.

@@ -140,9 +140,11 @@ def test_a_socket_at_which_nothing_listens_is_told() -> None:
     assert error.value.message.startswith(f"no worker answers at {path} (nothing listens there): start ")
 
 
-def test_an_empty_path_is_refused() -> None:
+def test_an_empty_or_too_long_path_is_refused() -> None:
     with pytest.raises(UsageError, match="the path of the worker's socket is empty"):
         LocalWorker("")
+    with pytest.raises(UsageError, match="has more than 107 bytes"):
+        LocalWorker("/tmp/" + "x" * 103)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def check_hooks(hooks: Sequence[hook_pb2.Hook], path: str = "hooks") -> None:
     for index, hook in enumerate(hooks):
         field = f"{path}[{index}]"
         if not hook.name.strip() or not hook.name.isprintable() or "/" in hook.name:
-            raise invalid(f"{field}.name", f"hook {index + 1} needs a name without slashes: give it one")
+            raise invalid(f"{field}.name", f"hook {index} needs a name without slashes: give it one")
         if hook.name in names:
             raise invalid(f"{field}.name", f"two hooks have the name {hook.name}: give each its own")
         names.add(hook.name)

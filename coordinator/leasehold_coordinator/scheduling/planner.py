@@ -86,7 +86,7 @@ def choose_worker(
     if not shortages:
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            "no worker is connected: start one with `leasehold worker`",
+            "no worker is connected: start one with `leasehold worker`, or see `leasehold get workers`",
         )
     explained = sorted(shortages, key=lambda shortage: shortage.worker)
     refusal = _refusal([*explained, *others], resources)

@@ -1,5 +1,6 @@
 """Cordons and the health of GPUs, on a real worker, and over its restarts."""
 
+import signal
 import subprocess
 
 import pytest
@@ -120,3 +121,16 @@ def health(found: ListResponse, slot: int) -> str:
     gpu = found.gpus[slot]
     assert (gpu.health == gpu_pb2.GPU_HEALTH_OK) == (not gpu.health_reason)
     return gpu.health_reason
+
+
+@pytest.mark.long
+def test_a_worker_that_parks_its_workloads_at_its_end_tells_that_they_hold_no_gpu(fleet: Fleet) -> None:
+    fleet.end("alpha", signal.SIGTERM)
+    fleet.start_worker("alpha", settings='stop_workloads = "park"\n')
+    fleet.run_counter("one")
+    fleet.end("alpha", signal.SIGTERM)
+    fleet.wait(lambda: fleet.worker_state("alpha") == "WORKER_STATE_DISCONNECTED")
+    states = [gpu["lease"]["state"] for gpu in fleet.json("get", "gpus")["gpus"]]
+    assert states == ["SLOT_STATE_CORDONED"] * 4
+    (workload,) = fleet.json("get", "workloads")["workloads"]
+    assert workload["status"]["state"] == "WORKLOAD_STATE_SUSPENDED"

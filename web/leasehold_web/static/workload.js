@@ -9,7 +9,7 @@ import { glyph } from "/static/glyphs.js";
 import { areOld, hasPage, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
 import { learnFromHistory } from "/static/names.js";
-import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, CONCLUDED, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000; // the latest ones, which the page shows
@@ -121,6 +121,13 @@ export function show(main, id) {
       checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them
       replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
+    // What a list of checkpoints depends on: their workload, its commands, and whether its worker answers.
+    const basisOfCheckpoints = () => {
+      const { worker_id: host, status = {} } = live.workloads.get(key) ?? found.workload;
+      const over = [...live.commands.values()].filter((one) => CONCLUDED.has(one.state) && workloadsOf(one).includes(key)).map((one) => one.command_id);
+      return JSON.stringify([status.state, status.checkpoint_id, live.workers.get(host)?.state, over]);
+    };
+    let checkpointsOf = basisOfCheckpoints();
     drawAll();
     endAll();
     ends = [mini.end, () => output?.end(), onChange((changes) => {
@@ -129,6 +136,9 @@ export function show(main, id) {
       const hasOwn = (kind, isOwn) => [...(changes.get(kind) ?? [])].some((one) => isOwn(live[`${kind}s`].get(one)));
       if (hasOwn("command", (one) => !one || workloadsOf(one).includes(key))) drawCommands(); // it may have gone
       if (hasOwn("event", (one) => one?.workload_id === key)) drawEvents();
+      const former = checkpointsOf;
+      checkpointsOf = basisOfCheckpoints();
+      if (checkpointsOf !== former) loadCheckpoints();
     })];
   }
 
@@ -153,7 +163,7 @@ function stateFacts(workload) {
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
   else if (status.state === "EXITED" && status.end_time) facts.push(["Exit", "unknown: only the parent of the program learns it"]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
-  if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}, ${lower(status.kernel.health)}`]);
+  if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}${status.kernel.health ? `, ${lower(status.kernel.health)}` : ""}`]);
   if (status.error) facts.push(["Error", h("span", { class: "box bad" }, withNames(status.error.message))]);
   facts.push(["Id", h("code", {}, workload.workload_id)]);
   return list(facts);

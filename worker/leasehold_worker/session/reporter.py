@@ -149,6 +149,10 @@ class Reporter:
             gpu_message(facts, slot, units[facts.uuid]) for slot, facts in enumerate(self._inventory.gpus)
         ]
 
+    def last_load(self) -> WorkerLoad:
+        """The leases at the end of the worker, which reads no GPU any more."""
+        return self.load({gpu.uuid: GpuReading() for gpu in self._inventory.gpus}, "")
+
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
         """The current leases of all GPUs, with the next sequence number."""
         self._load_sequence += 1

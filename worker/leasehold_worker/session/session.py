@@ -138,6 +138,8 @@ class CoordinatorSession:
         self._frames = frames
         self._session_over = trio.Event()
         self._leaving = False
+        self._told_revision = -1
+        """The revision of the slots in the last load."""
         self.is_connected = False
         """Whether the coordinator has welcomed the worker, and the session has not ended."""
         self._heard_s = 0.0
@@ -174,6 +176,9 @@ class CoordinatorSession:
         outbox = self._frames.outbox
         if outbox is None:
             return
+        if self._told_revision != self._pool.slots.snapshot().revision:
+            # A workload was parked or stopped just now. A load of its own would come after the goodbye.
+            self._frames.send(ConnectRequest(worker_load=self._reporter.last_load()))
         self._frames.send(ConnectRequest(goodbye=Goodbye(reason=reason)))
         outbox.close()
         with trio.move_on_after(GOODBYE_TIMEOUT_S):
@@ -449,6 +454,7 @@ class CoordinatorSession:
             readings = await self._reporter.read_gpus()
             if self._reporter.description() != self._described:
                 self._say_hello(readings)
+            self._told_revision = self._pool.slots.snapshot().revision
             outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
             next_s = self._load_interval_s * random.uniform(0.9, 1.1)
 

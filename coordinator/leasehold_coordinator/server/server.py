@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from grpc_health.v1 import health
+from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.authorities import Authorities
@@ -53,7 +54,7 @@ from leasehold_coordinator.server.transport import ServerTls, open_state, server
 from leasehold_coordinator.server.web_listener import WebListener
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
-from leasehold_coordinator.storage.store_file import unusable
+from leasehold_coordinator.storage.store_file import damaged_file, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -257,6 +258,8 @@ async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindin
         bindings.load(await fleet.store.role_bindings())
         fleet.ledger.note_operators(_rule(bindings, Role.OPERATOR))
     except FleetError as error:
+        if error.reason == errors_pb2.ERROR_REASON_STORAGE_DAMAGED and "table" not in error.metadata:
+            raise damaged_file(database) from error
         raise unusable(database, error.message) from error
 
 

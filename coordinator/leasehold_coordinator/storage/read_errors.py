@@ -25,6 +25,21 @@ def damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
     )
 
 
+def is_corrupt(error: Exception) -> bool:
+    """Whether SQLite found pages of the file damaged."""
+    cause = getattr(error, "orig", None) or error
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
+
+
+def corrupt() -> FleetError:
+    """The refusal for a store whose file is damaged."""
+    return FleetError(
+        errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
+        "the file of the coordinator's store is damaged: check the disk, then restore the newest backup with "
+        "`leasehold backup restore`",
+    )
+
+
 def is_locked(error: Exception) -> bool:
     """Whether another process has locked the SQLite file. Each retry would wait for 10 s."""
     return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from leasehold_coordinator import metrics
 from leasehold_coordinator.storage.database import READERS, Database
-from leasehold_coordinator.storage.read_errors import unavailable
+from leasehold_coordinator.storage.read_errors import corrupt, is_corrupt, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Readers:
             logger.error("the store has not answered a read for %g s", deadline_s)
             raise unavailable("read in time") from error
         except sa.exc.SQLAlchemyError as error:
-            logger.error("the store can't be read: %s", error)
-            raise unavailable("read") from error
+            logger.error("the store can't be read: %s", getattr(error, "orig", None) or error)
+            raise (corrupt() if is_corrupt(error) else unavailable("read")) from error
         finally:
             metrics.READ_SECONDS.observe(time.monotonic() - began_s)

@@ -27,14 +27,14 @@ from leasehold_coordinator.storage.history_sizes import (
     count_ended,
     mean_bytes,
 )
-from leasehold_coordinator.storage.read_errors import damaged
+from leasehold_coordinator.storage.read_errors import damaged, is_corrupt
 from leasehold_coordinator.storage.readers import Readers
 from leasehold_coordinator.storage.record_decoder import RecordDecoder
 from leasehold_coordinator.storage.record_lists import RecordLists
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
 from leasehold_coordinator.storage.statements import read_clocks
-from leasehold_coordinator.storage.store_file import unusable
+from leasehold_coordinator.storage.store_file import damaged_file, unusable
 from leasehold_coordinator.storage.write_health import WriteHealth
 from leasehold_coordinator.storage.write_queue import WriteQueue
 from leasehold_coordinator.timestamps import from_unix_ns
@@ -83,6 +83,8 @@ class Store:
             return cls(opened)
         except (sa.exc.SQLAlchemyError, FleetError) as error:
             opened.close()
+            if is_corrupt(error):
+                raise damaged_file(database) from error
             raise unusable(database, str(getattr(error, "orig", None) or error).splitlines()[0]) from error
 
     async def write(self, *rows: Change) -> None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.storage.commit_seal import CommitSeal
 from leasehold_coordinator.storage.database_url import shown_database
+from leasehold_coordinator.storage.read_errors import is_corrupt
 from leasehold_coordinator.storage.schema import commits, put_rows
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def open_file(path: Path) -> StoreFile:
         try:
             number = _last_commit(path)
         except sqlite3.Error as error:  # before any change: it may be a file of something else
-            raise unusable(path, str(error)) from error
+            raise (damaged_file(path) if is_corrupt(error) else unusable(path, str(error))) from error
         _hide(path, lock.fileno())
         beside = path.with_name(f"{path.name}-seal")
         try:
@@ -245,6 +246,15 @@ def _check_file(path: Path, found: os.stat_result) -> None:
         raise unusable(path, f"it belongs to user {found.st_uid}")
     if found.st_nlink != 1:  # SQLite would look for its journal under one name only
         raise unusable(path, f"it has {found.st_nlink} names (hard links); keep one of them")
+
+
+def damaged_file(database: str | Path) -> StartError:
+    """The error for a SQLite file with damaged pages."""
+    return StartError(
+        f"the database {database} is damaged: restore the newest backup with `leasehold backup restore`. "
+        "Without a backup, move its files away and start with --store-restored; roles, tokens, revocations "
+        "and the audit are lost then (STORAGE_DAMAGED)"
+    )
 
 
 def unusable(database: str | Path, why: str | None) -> StartError:

@@ -94,6 +94,29 @@ def test_lost_commits_keep_a_coordinator_from_starting(
     assert {name: after[name] for name in before} == before, "a damaged store is left as it is"
 
 
+@pytest.mark.parametrize("damage", ["pages", "end"])
+def test_a_damaged_file_names_the_way_back(tmp_path: Path, damage: str) -> None:
+    """The pages are found at the first reads, or at the opening."""
+    path = copy_of_killed(tmp_path, 50)
+    execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    if damage == "end":
+        del data[20_000:]
+    else:
+        data[8_192:] = bytes(255 for _ in data[8_192:])
+    path.write_bytes(data)
+
+    async def start() -> None:
+        store = Store.open(str(path))
+        try:
+            await store.live_workloads()
+        finally:
+            store.close()
+
+    with pytest.raises((StartError, FleetError), match=r"is damaged: .*`leasehold backup restore`"):
+        asyncio.run(start())
+
+
 def test_a_store_that_is_gone_is_not_begun_anew(tmp_path: Path) -> None:
     path = copy_of_killed(tmp_path)
     for name in FILES[:2]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from typing import Final
 
 import pytest
@@ -97,6 +98,27 @@ def test_a_workload_of_a_deleted_host_has_the_names_of_the_history(
         expect(page.locator('a[href="/workers/worker-a"]')).to_have_count(0)
         expect(page.locator(".mini tbody tr")).to_contain_text("gamma/3")
         expect(page.get_by_text("engine: vllm http://127.0.0.1:8000")).to_be_visible()
+
+
+@pytest.mark.long
+def test_checkpoints_are_asked_for_again_once_they_may_be_others(browser: Browser, fleet: WebFleet) -> None:
+    asked: list[str] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.on("request", lambda request: asked.append(request.url))
+
+        def wait_asked(before: int) -> None:
+            end = time.monotonic() + 20
+            while sum(one.endswith("/checkpoints") for one in asked) <= before:
+                assert time.monotonic() < end
+                page.wait_for_timeout(20)
+
+        page.goto(f"{fleet.url}workloads/train")
+        wait_asked(0)
+        expect(page.get_by_text("No checkpoint on the disk of its worker.")).to_be_visible()
+        page.wait_for_timeout(500)
+        before = sum(one.endswith("/checkpoints") for one in asked)
+        fleet.fleet.cli("suspend", "train")
+        wait_asked(before)
 
 
 @pytest.mark.long

@@ -75,7 +75,7 @@ _OF_PROCESSES: Final = (
     *("lease", "members", "root_pid", "kernel", "ready_time", "yielded"),
     *("parked_gpu_uuids", "parked_bytes", "park_time", "parked_by", "checkpoint_id", "disk_bytes"),
 )
-"""What a workload has until its end."""
+"""The fields of a status that end with the workload."""
 
 
 def failed(workload: Workload, error: errors_pb2.Error, now: Timestamp) -> Workload:

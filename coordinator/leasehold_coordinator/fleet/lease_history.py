@@ -1,7 +1,6 @@
 """The history of leases: which workload used which GPU and when, and when a workload was parked.
 
-It also has the times in which a GPU was unavailable for another reason. Each publication of a worker is
-compared with the open spans of its GPUs, and each change of a workload with its parked spans. Changed spans
+The history also has the times in which a GPU was unavailable. Each publication of a worker is compared with the open spans of its GPUs, and each change of a workload with its parked spans. Changed spans
 are collected in memory and stored together a little later. Nothing depends on them, and a crash loses those
 of half a second: after a restart, the reports of the workers end and begin the spans that differ.
 """
@@ -221,7 +220,7 @@ class LeaseHistory:
             if former.issuperset(span.gpu_uuid for span in spans):
                 return
             self._end_parked(workload_id, time_ns)
-            # It was restored and parked elsewhere while its worker was away.
+            # The workload was restored and parked elsewhere while its worker was away.
             time_ns = _told_ns(status, "park_time", time_ns)
         if former:
             self._begin_parked(workload, former, time_ns)

@@ -27,7 +27,7 @@ _WAYS: Final[dict[SlotState.ValueType, str]] = {
     lease_pb2.SLOT_STATE_UNHEALTHY: "repair a GPU and reset its health",
     lease_pb2.SLOT_STATE_FOREIGN: "end or adopt a foreign process",
 }
-"""What makes GPUs free, by their state."""
+"""The ways to free a GPU, by its state."""
 
 DESCRIBED_PER_REQUEST: Final = 30
 GLANCED_PER_REQUEST: Final = 100

@@ -34,7 +34,7 @@ class Shortage:
         reason: NO_FREE_GPU, CORDONED or INSUFFICIENT_RESOURCES.
         why: The shortage in words.
         for_good: The worker is too small even when it is idle.
-        states: The states of its GPUs. Empty: they are not too few, or it was only glanced at.
+        states: The states of its GPUs. Empty: another shortage, or one at a glance.
     """
 
     worker: str

@@ -40,7 +40,7 @@ _WAYS: Final = {
 
 
 def ways_to_free(states: Collection[SlotState.ValueType]) -> list[str]:
-    """What makes GPUs in these states free."""
+    """The ways to free GPUs in these states."""
     return [way for state, way in _WAYS.items() if state in states] or [_WAYS[LEASED]]
 
 

@@ -1,9 +1,9 @@
 """The history of leases: which workload used which GPU and when, and when a workload was parked.
 
 The history also has the times in which a GPU was unavailable. Each publication of a worker is compared with
-the open spans of its GPUs, and each change of a workload with its parked spans. Changed spans are collected in
-memory and stored together a little later. Nothing depends on them, and a crash loses those of half a second:
-after a restart, the reports of the workers end and begin the spans that differ.
+the open spans of its GPUs, and each change of a workload with its parked spans. Changed spans are collected
+in memory and stored together a little later. Nothing depends on them, and a crash loses those of half a
+second: after a restart, the reports of the workers end and begin the spans that differ.
 """
 
 import asyncio

@@ -77,6 +77,8 @@ def test_a_deep_link_survives_the_login(browser: Browser, web_fleet: WebFleet) -
         # The session ends while the page is open.
         page.click('nav a:text-is("Commands")')
         expect(page.locator("h1")).to_have_text("Commands")
+        # A list that still loads would lead to the login by itself, during the click.
+        expect(page.locator("main")).not_to_contain_text("Loading…")
         context.clear_cookies()
         page.click('nav a:text-is("Workloads")')
         page.wait_for_url("**/login?*")

@@ -26,7 +26,7 @@ ENDED_NAMES_LIMIT: Final = 1000
 
 @final
 class FleetModel:
-    """What is known of the fleet. Messages are replaced and never changed, so a view may keep them.
+    """The state of the fleet as the watches told it. Messages are replaced and never changed, so a view may keep them.
 
     Attributes:
         workers: Workers by id.

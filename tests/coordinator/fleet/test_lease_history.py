@@ -174,13 +174,15 @@ def test_a_parked_workload_has_spans_between_its_leases(tmp_path: Path) -> None:
     on_bench(tmp_path, story)
 
 
-def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_path: Path) -> None:
-    async def before(bench: Bench) -> None:
-        known = connect(bench, "s-1", leased(0, "w-1"))
-        report(bench, known)
-        become(bench, "SUSPENDED", 0)
-        await bench.fleet.lease_history.flush()
+async def park(bench: Bench) -> None:
+    """Suspends a workload, and stores its history."""
+    known = connect(bench, "s-1", leased(0, "w-1"))
+    report(bench, known)
+    become(bench, "SUSPENDED", 0)
+    await bench.fleet.lease_history.flush()
 
+
+def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_path: Path) -> None:
     async def away(bench: Bench) -> None:
         become(bench, "SUSPENDED", 0)
         bench.fleet.lease_history.load(await bench.store.open_lease_spans())
@@ -192,17 +194,11 @@ def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_
         (parked,) = [one for one in await spans(bench) if one.parked]
         assert parked.end_time.ToNanoseconds() == restored_ns
 
-    on_bench(tmp_path, before)
+    on_bench(tmp_path, park)
     on_bench(tmp_path, away)
 
 
 def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path) -> None:
-    async def before(bench: Bench) -> None:
-        known = connect(bench, "s-1", leased(0, "w-1"))
-        report(bench, known)
-        become(bench, "SUSPENDED", 0)
-        await bench.fleet.lease_history.flush()
-
     async def after(bench: Bench) -> None:
         bench.fleet.lease_history.load(await bench.store.open_lease_spans())  # the workload has ended
         assert await told(bench) == ["LEASED 0", "PARKED 0"]
@@ -213,7 +209,7 @@ def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path
         bench.fleet.worker_news.publish_deleted(known)
         assert (await told(bench))[-1] == "PARKED 1"
 
-    on_bench(tmp_path, before)
+    on_bench(tmp_path, park)
     on_bench(tmp_path, after)
 
 

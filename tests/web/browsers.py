@@ -118,3 +118,25 @@ def slot(page: Page, number: int) -> str:
 def expect_state(page: Page, number: int, wanted: str) -> None:
     """Waits until the page shows a GPU in a state."""
     expect(page.locator(slot(page, number))).to_have_attribute("data-state", wanted)
+
+
+def state(page: Page, number: int) -> str | None:
+    """The state of a GPU of alpha, as the page shows it."""
+    return page.get_attribute(slot(page, number), "data-state")
+
+
+def act(page: Page, gpu: int, button: str, *picked: int, verb: str = "") -> None:
+    """Opens a GPU, presses a button, picks GPUs, and confirms after the dry run."""
+    if page.locator(".drawer").count() == 0 or not page.locator(f"{slot(page, gpu)}.chosen").count():
+        page.click(slot(page, gpu))
+    page.click(f'.drawer button:text-is("{button}")')
+    for one in picked:
+        page.click(f"{slot(page, one)}.candidate")
+    confirm(page, verb or button.removesuffix("…"))
+
+
+def confirm(page: Page, verb: str) -> None:
+    """Confirms the open dialog once its plan is there, and waits for the end of its command."""
+    page.click(f'dialog button:text-is("{verb}"):enabled')
+    expect(page.locator("dialog .command .badge").first).to_have_text("succeeded")
+    page.click('dialog button:text-is("Close")')

@@ -70,7 +70,7 @@ def test_checkpoints_are_asked_for_again_and_hidden_from_those_without_permissio
         (503, refusal("", "the coordinator does not answer")),
         (429, refusal("TOO_MANY_CALLS", "too many calls")),
         (200, {"checkpoints": [], "unreachable": []}),
-        (404, refusal("UNKNOWN_WORKER", "no worker has this name")),
+        (200, {"refusal": refusal("UNKNOWN_WORKER", "no worker has this name")}),
         (200, {"refusal": refusal("NOT_PERMITTED", "not permitted")}),
     ]
 
@@ -86,7 +86,7 @@ def test_checkpoints_are_asked_for_again_and_hidden_from_those_without_permissio
         expect(card).to_contain_text("not known: too many calls")
         expect(card).to_contain_text("No checkpoint on the disk of its worker")
         page.reload()
-        expect(card).to_contain_text("not known: no worker has this name")
+        expect(card).to_contain_text("Its worker was deleted, and has its checkpoints.")
         page.reload()
         expect(page.locator("h1")).to_contain_text("train")
         expect(card).to_be_hidden()

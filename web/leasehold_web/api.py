@@ -157,7 +157,9 @@ async def get_workload(request: web.Request) -> web.Response:
 
 
 async def get_checkpoints(request: web.Request) -> web.Response:
-    """The checkpoints of a workload on its own worker, or the refusal if the caller may not read them.
+    """The checkpoints of a workload on its own worker.
+
+    Or the refusal, if the caller may not read them or the worker was deleted.
 
     The worker's directory has all checkpoints of the workload. Without the worker in the request, the
     coordinator asks all workers: any silent worker delays the answer, and workers that share a directory
@@ -174,9 +176,10 @@ async def get_checkpoints(request: web.Request) -> web.Response:
             timeout=CHECKPOINTS_TIMEOUT_S,
         )
     except grpc.aio.AioRpcError as error:
-        if error.code() != grpc.StatusCode.PERMISSION_DENIED:
+        refused = refusal(error)
+        if error.code() != grpc.StatusCode.PERMISSION_DENIED and refused["reason"] != "UNKNOWN_WORKER":
             raise
-        return answer({"refusal": refusal(error)})
+        return answer({"refusal": refused})
     return answer(
         {
             "checkpoints": await documents_of(request, found.checkpoints),

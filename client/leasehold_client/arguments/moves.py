@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+from leasehold.v1 import workload_pb2
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.arguments.gpu_names import gpu_places, pair_in_order, resolve_list, resolve_pair
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, UsageError
-from leasehold_client.messages import Moves, workload_state
+from leasehold_client.messages import PARKED, Moves, workload_state
 
 
 def check_options(workloads: Sequence[str], pairs: Sequence[str], to: str | None, *, swap: bool) -> None:
@@ -120,9 +121,13 @@ def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Se
 
 def _held_gpus(name: str, workload: Workload) -> Sequence[str]:
     if not workload.status.HasField("lease"):
+        remedy = "move workloads that run on GPUs"
+        if workload.status.state in PARKED:
+            remedy = f"restore it on other GPUs with `leasehold restore {name} --to GPU`"
+        elif workload.status.state == workload_pb2.WORKLOAD_STATE_WEDGED:
+            remedy = "stop it, nothing else helps"
         raise LeaseholdError(
-            f"{name} is {workload_state(workload)} and holds no GPU, so it can't be moved: if it is "
-            "suspended, restore it on other GPUs with `leasehold restore --to`",
+            f"{name} is {workload_state(workload)} and holds no GPU, so it can't be moved: {remedy}",
             "WRONG_STATE",
         )
     return workload.status.lease.gpu_uuids

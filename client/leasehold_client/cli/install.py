@@ -16,6 +16,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.names import complete_files
 from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.config import read_settings_file
 from leasehold_client.display.standard_output import echo, echo_lines
@@ -76,6 +77,7 @@ def install_coordinator(
 @click.option(
     "--join-file",
     callback=not_empty,
+    shell_complete=complete_files,
     metavar="FILE",
     help="Join by the token in this file; - reads it from standard input.",
 )

@@ -12,6 +12,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.names import complete_files
 from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import warn_of_settings
 from leasehold_client.display.standard_output import echo
@@ -45,6 +46,7 @@ def _context_name(ctx: click.Context, param: click.Parameter, value: str) -> str
     "source",
     required=True,
     callback=not_empty,
+    shell_complete=complete_files,
     metavar="FILE|-",
     help="File with the join token; - reads it from standard input.",
 )

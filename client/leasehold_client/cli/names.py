@@ -1,4 +1,4 @@
-"""Completion of names: workloads, workers, GPUs, commands, checkpoints and contexts.
+"""Completion of names: workloads, workers, GPUs, commands, checkpoints, contexts and files.
 
 Each completer takes what click gives it: the context, the parameter, and the incomplete word.
 """
@@ -92,6 +92,11 @@ def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: st
         for name, one in contexts.items()
         if name.startswith(incomplete)
     ]
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Lets the shell complete a file."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _complete(ctx: click.Context, plural: str, incomplete: str) -> list[CompletionItem]:

@@ -13,7 +13,7 @@ from leasehold_client.cli.eviction_options import Eviction, eviction_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.job_command import JobCommand, use_job_file
 from leasehold_client.cli.lookups import gpus_to_name
-from leasehold_client.cli.names import complete_gpus, complete_workers
+from leasehold_client.cli.names import complete_files, complete_gpus, complete_workers
 from leasehold_client.cli.parameter_types import Number, SingleOption
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import (
@@ -52,6 +52,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
     metavar="FILE",
     is_eager=True,
     callback=use_job_file,
+    shell_complete=complete_files,
     help="Job file in TOML, JSON or YAML; - reads TOML from standard input. Options override the file.",
 )
 @resource_options

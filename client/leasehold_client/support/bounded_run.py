@@ -71,7 +71,7 @@ def run_bounded(
                 pipe.close()
     if not output:
         why = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise LeaseholdError(f"{command[0]} printed nothing{f': {why}' if why else ''}")
+        raise LeaseholdError(f"{command[0]} failed: {why}" if why else f"{command[0]} printed nothing")
     return process.returncode, output
 
 

@@ -47,7 +47,7 @@ AGES_S: Final = 1.0
 """Time between two updates of ages."""
 
 LOW_SCREEN: Final = 20
-"""Height below which a note has two lines, so that it leaves lines to the fleet."""
+"""Height below which a note or a problem has two lines, so that it leaves lines to the fleet."""
 
 
 @final
@@ -164,7 +164,7 @@ class TopApp(App[None]):
         if self._filter is not None and not self._filter.is_answered:
             return "the coordinator has not answered the filter yet"
         if self._filter_text:
-            return "nothing matches the filter: press / to change it, and Enter without text to end it"
+            return "nothing matches the filter: press / to change or empty it"
         if self.contact.refusal:
             return "the fleet is not shown: the first line says why"
         if not self.model.is_complete:
@@ -179,8 +179,9 @@ class TopApp(App[None]):
         """The lines around the lists."""
         state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
         who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
-        self._write("connection", f"{state} | {self._client.address} | {who}", style)
-        self._write("note", self._note_text(), "short" if self.size.height < LOW_SCREEN else "")
+        short = "short" if self.size.height < LOW_SCREEN else ""
+        self._write("connection", f"{state} | {self._client.address} | {who}", f"{style} {short}")
+        self._write("note", self._note_text(), short)
         if self._paused_at_s is None:
             is_unknown = bool(self.contact.refusal) and not self.model.workers.values
             self._write("counts", "" if is_unknown else counts_text(self.model))

@@ -17,17 +17,20 @@ class Contact:
     Attributes:
         clock: Seconds of a monotonic clock.
         lost_since: Time at which calls began to fail. None: the last call was answered.
+        problem: Why the last call failed. Empty: it was answered.
         refusals: Why the coordinator refuses to show a part of the fleet, by the watch of the part.
         caller: The caller's identity and role, as last told.
     """
 
     clock: Callable[[], float]
     lost_since: float | None = None
+    problem: str = ""
     refusals: dict[str, str] = field(default_factory=dict)
     caller: WhoAmIResponse = field(default_factory=WhoAmIResponse)
 
     def failed(self, error: LeaseholdError) -> None:
         """A call failed. Only an outage means that the coordinator is away."""
+        self.problem = error.message
         if is_outage(error) and self.lost_since is None:
             self.lost_since = self.clock()
 
@@ -35,6 +38,7 @@ class Contact:
         """A call was answered. Returns whether the coordinator was away before."""
         was_away = self.lost_since is not None
         self.lost_since = None
+        self.problem = ""
         self.caller = caller
         return was_away
 

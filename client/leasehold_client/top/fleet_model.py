@@ -26,7 +26,9 @@ ENDED_NAMES_LIMIT: Final = 1000
 
 @final
 class FleetModel:
-    """The state of the fleet as the watches told it. Messages are replaced and never changed, so a view may keep them.
+    """The state of the fleet as the watches told it.
+
+    Messages are replaced and never changed, so a view may keep them.
 
     Attributes:
         workers: Workers by id.

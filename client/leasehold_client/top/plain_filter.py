@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_RESTRICTION: Final = re.compile(r'[A-Za-z_][\w."/-]*\s*(?:!=|<=|>=|=|<|>|:)\s*\S')
-"""A field, a comparator and a value: the smallest expression of docs/api.md."""
+_RESTRICTION: Final = re.compile(r'[A-Za-z_][\w."/-]*\s*(?:!=|<=|>=|=|<|>|:)')
+"""A field and a comparator: what each restriction of docs/api.md begins with."""
 
 FILTER_LIMIT: Final = 2048
 """Longest filter in characters, as of docs/api.md."""

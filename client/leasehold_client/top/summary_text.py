@@ -4,6 +4,7 @@ from collections import Counter
 
 from leasehold.v1 import lease_pb2
 
+from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import PARKED, enum_name, span_text
 from leasehold_client.top.contact import Contact
 from leasehold_client.top.fleet_model import FleetModel
@@ -21,7 +22,8 @@ def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> 
     """
     if contact.lost_since is not None:
         away = span_text(contact.clock() - contact.lost_since)
-        return f"COORDINATOR AWAY for {away}: this is the last known state; trying again", "away"
+        problem = one_line(contact.problem)
+        return f"COORDINATOR AWAY for {away} (this is the last known state; trying again): {problem}", "away"
     if contact.refusal:
         return f"REFUSED: {contact.refusal}", "away"
     if not model.is_complete:

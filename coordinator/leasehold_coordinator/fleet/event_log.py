@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
-from leasehold.v1 import command_pb2, event_pb2, worker_pb2
+from leasehold.v1 import command_pb2, errors_pb2, event_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.event_pb2 import Event, EventKind
 from leasehold.v1.event_service_pb2 import WatchEventsResponse
@@ -140,6 +140,8 @@ class Events:
             return None
         status = workload.status
         ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
+        if status.state == RUNNING and status.error.reason == errors_pb2.ERROR_REASON_HOOK_FAILED:
+            ready += ", but some of its hooks failed (HOOK_FAILED)"
         event = self._event(
             event_pb2.EVENT_KIND_WORKLOAD_CHANGED,
             f"workload {workload.name} is {state_name(status.state)}{ready}{left_out}",

@@ -27,8 +27,12 @@ def damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
 
 def is_corrupt(error: Exception) -> bool:
     """Whether SQLite found pages of the file damaged."""
-    cause = getattr(error, "orig", None) or error
-    return getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
+    return _code(error) == sqlite3.SQLITE_CORRUPT
+
+
+def is_no_database(error: Exception) -> bool:
+    """Whether the file does not begin as one of SQLite."""
+    return _code(error) == sqlite3.SQLITE_NOTADB
 
 
 def corrupt() -> FleetError:
@@ -42,7 +46,7 @@ def corrupt() -> FleetError:
 
 def is_locked(error: Exception) -> bool:
     """Whether another process has locked the SQLite file. Each retry would wait for 10 s."""
-    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return _code(error) == sqlite3.SQLITE_BUSY
 
 
 def is_refused(error: Exception) -> bool:
@@ -58,3 +62,9 @@ def unavailable(done: str) -> FleetError:
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         f"the coordinator's store can't be {done}: look at the coordinator's log and at the disk",
     )
+
+
+def _code(error: Exception) -> int:
+    """The primary result code of SQLite. 0: the error is of something else."""
+    cause = getattr(error, "orig", None) or error
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.storage.commit_seal import CommitSeal
 from leasehold_coordinator.storage.database_url import shown_database
-from leasehold_coordinator.storage.read_errors import is_corrupt
+from leasehold_coordinator.storage.read_errors import is_corrupt, is_no_database
 from leasehold_coordinator.storage.schema import commits, put_rows
 
 logger = logging.getLogger(__name__)
@@ -138,12 +138,14 @@ def open_file(path: Path) -> StoreFile:
     with ExitStack() as undone:
         lock = undone.enter_context(_take_file(path))
         path = path.resolve()
+        beside = path.with_name(f"{path.name}-seal")
         try:
             number = _last_commit(path)
-        except sqlite3.Error as error:  # before any change: it may be a file of something else
-            raise (damaged_file(path) if is_corrupt(error) else unusable(path, str(error))) from error
+        except sqlite3.Error as error:
+            # Before any change: without a seal, it may be a file of something else.
+            is_damaged = is_corrupt(error) or (is_no_database(error) and beside.exists())
+            raise (damaged_file(path) if is_damaged else unusable(path, str(error))) from error
         _hide(path, lock.fileno())
-        beside = path.with_name(f"{path.name}-seal")
         try:
             seal = undone.enter_context(closing(CommitSeal(beside)))
         except OSError as error:

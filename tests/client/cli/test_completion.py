@@ -120,6 +120,7 @@ def test_the_variable_of_completions_without_words_is_refused(
         ("leasehold get workl", "workloads workload"),
         ("leasehold context use ", ""),
         ("leasehold completion ", "bash zsh fish"),
+        ("leasehold run -f jo", "jo"),  # of a file, which the shell completes
     ],
 )
 def test_names_are_completed_where_a_verb_takes_them(

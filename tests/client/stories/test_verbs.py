@@ -227,14 +227,21 @@ def test_refusals_name_the_holder_of_a_gpu_as_people_do(
     assert "alpha/0 is leased for workload two: choose" in leasehold("suspend", "one").stderr
 
 
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("SUSPENDED", "restore it on other GPUs with `leasehold restore one --to GPU`"),
+        ("WEDGED", "stop it, nothing else helps"),
+        ("PENDING", "move workloads that run on GPUs"),
+    ],
+)
 def test_a_workload_that_holds_no_gpu_is_not_moved(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
+    leasehold: CommandLine, scripted: ScriptedCoordinator, state: str, remedy: str
 ) -> None:
-    status = workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    status = workload_pb2.WorkloadStatus(state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
     scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=workload_pb2.Workload(status=status)
     )
     done = leasehold("remap", "one", "--to", "alpha/1")
     assert done.code == 1
-    assert "one is SUSPENDED" in done.stderr
-    assert "`leasehold restore --to` (WRONG_STATE)" in done.stderr
+    assert f"one is {state} and holds no GPU, so it can't be moved: {remedy} (WRONG_STATE)" in done.stderr

@@ -38,7 +38,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 def test_a_program_that_is_missing_or_fails_has_its_reason() -> None:
     with pytest.raises(LeaseholdError, match="does not run: No such file"):
         run_bounded(["/nonexistent"], 10, 100)
-    with pytest.raises(LeaseholdError, match="printed nothing: second"):
+    with pytest.raises(LeaseholdError, match="failed: second"):
         run_bounded(["sh", "-c", "echo first >&2; echo second >&2; exit 1"], 10, 100)
 
 

@@ -562,6 +562,7 @@ def test_a_coordinator_that_is_away_is_told_and_caught_up_with(
     async def steps(page: Page) -> None:
         fleet.away()
         await page.shows("COORDINATOR AWAY", "this is the last known state", "# leased    one")
+        assert "no coordinator answers at" in page.part("connection")
         fleet.fleet = [worker("alpha"), gpu(0), gpu(1)]
         fleet.workloads = []
         fleet.is_away = False

@@ -16,9 +16,10 @@ def test_only_an_outage_means_away_and_the_first_failure_counts() -> None:
     assert not contact.answered(WhoAmIResponse())
     contact.failed(NoCoordinatorError("nobody"))
     contact.failed(NoCoordinatorError("nobody"))
-    assert contact.lost_since == 5.0
+    assert (contact.lost_since, contact.problem) == (5.0, "nobody")
     assert contact.answered(WhoAmIResponse())
     assert not contact.answered(WhoAmIResponse())
+    assert contact.problem == ""
 
 
 def test_what_a_role_does_not_permit() -> None:

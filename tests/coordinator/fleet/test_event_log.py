@@ -82,6 +82,21 @@ def tell(worker: ScriptedWorker, workload: Workload) -> None:
     worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=workload)))
 
 
+def test_that_a_workload_runs_although_its_hooks_failed_is_told(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
+    workload = coordinator.workloads.CreateWorkload(request).workload
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
+    status.error.reason = errors_pb2.ERROR_REASON_HOOK_FAILED
+    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    watch = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(workload="one"), timeout=20)
+    while next(watch).workload.status.state != status.state:
+        pass
+    told = "workload one is RUNNING, but some of its hooks failed (HOOK_FAILED)"
+    assert told in [one.message for one in listed(coordinator, workload="one")]
+
+
 def test_that_a_workload_became_ready_is_told(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

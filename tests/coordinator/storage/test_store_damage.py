@@ -94,7 +94,7 @@ def test_lost_commits_keep_a_coordinator_from_starting(
     assert {name: after[name] for name in before} == before, "a damaged store is left as it is"
 
 
-@pytest.mark.parametrize("damage", ["pages", "end"])
+@pytest.mark.parametrize("damage", ["pages", "end", "begin"])
 def test_a_damaged_file_names_the_way_back(tmp_path: Path, damage: str) -> None:
     """The pages are found at the first reads, or at the opening."""
     path = copy_of_killed(tmp_path, 50)
@@ -102,6 +102,8 @@ def test_a_damaged_file_names_the_way_back(tmp_path: Path, damage: str) -> None:
     data = bytearray(path.read_bytes())
     if damage == "end":
         del data[20_000:]
+    elif damage == "begin":
+        data[:14] = b"garbagegarbage"
     else:
         data[8_192:] = bytes(255 for _ in data[8_192:])
     path.write_bytes(data)

@@ -188,9 +188,8 @@ class Workload:
             return self.error
         return OperationError(
             errors_pb2.ERROR_REASON_HOOK_FAILED,
-            f"workload {self.name} runs, but some of its hooks failed after the restore: the "
-            "worker retries them for some minutes, and `leasehold wake` retries them at any "
-            "time",
+            f"workload {self.name} runs, but some of its hooks failed: the worker retries them for some "
+            "minutes, and `leasehold wake` retries them at any time",
         )
 
     def hold(self, lease: Lease | None) -> None:

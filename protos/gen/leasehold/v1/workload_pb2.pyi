@@ -742,7 +742,7 @@ class WorkloadStatus(_message.Message):
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why it is FAILED, WEDGED or UNKNOWN. HOOK_FAILED in state RUNNING: some hooks failed after the restore.
+        """Why it is FAILED, WEDGED or UNKNOWN. HOOK_FAILED in state RUNNING: some hooks failed after a restore or a rollback.
         Absent otherwise.
         """
 

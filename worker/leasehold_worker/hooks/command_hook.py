@@ -78,7 +78,7 @@ async def run(turn: Turn) -> None:
     status = process.returncode
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-        raise HookFailedError(f"{arguments[0]} {how}{_told(tail)}")
+        raise HookFailedError(f"{arguments[0]} {how}: correct the program, then try again{_told(tail)}")
 
 
 def _not_started(program: str, why: str) -> HookFailedError:

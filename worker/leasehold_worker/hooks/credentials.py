@@ -67,7 +67,9 @@ async def _from_file(path: str, account: Account | None) -> str:
             return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True, limiter=_readers)
     except (OSError, ValueError, UserFileError, trio.TooSlowError) as error:
         why = str(error) or f"not read within {READ_TIMEOUT_S:g} s"
-        raise HookFailedError(f"the credential in {path} can't be read ({why})") from None
+        raise HookFailedError(
+            f"the credential in {path} can't be read ({why}): correct the file or its rights, then try again"
+        ) from None
 
 
 def _read(path: Path) -> str:

@@ -63,6 +63,8 @@ async def _request(turn: Turn, request: hook_pb2.HttpHook) -> None:
         token = await read_token(request.credential, turn.context.environment, turn.context.account)
         answer = await call(request.method, url, body, token=token, account=turn.context.account)
     except HttpCallError as error:
-        raise HookFailedError(f"{request.method} {url} got no answer ({error})") from error
+        raise HookFailedError(
+            f"{request.method} {url} got no answer ({error}): check that the server runs"
+        ) from error
     if not answer.good:
-        raise HookFailedError(f"{request.method} {url} answered {answer}")
+        raise HookFailedError(f"{request.method} {url} answered {answer}: see the server's log")

@@ -133,6 +133,8 @@ def test_a_command_whose_cancellation_is_requested(
     asked.end_time.FromSeconds(1)
     assert "cancelling" not in leasehold("get", "commands").stdout
     asked.state = command_pb2.COMMAND_STATE_SUCCEEDED
+    assert described(leasehold, "command", "c-1")["Cancellation"] == "requested too late"
+    asked.state = command_pb2.COMMAND_STATE_CANCELLED
     assert "Cancellation" not in described(leasehold, "command", "c-1")
 
 

@@ -258,7 +258,8 @@ async def test_a_command_gets_its_arguments_and_its_environment(tmp_path: Path) 
 
 async def test_a_command_that_fails_tells_the_end_of_its_output(tmp_path: Path) -> None:
     script = "print('x' * 200_000); print('no such tenant'); raise SystemExit(7)"
-    with pytest.raises(OperationError, match=r"exited with 7: correct the program, then try again; its output: x+\nno such tenant") as error:
+    told = r"exited with 7: correct the program, then try again; its output: x+\nno such tenant"
+    with pytest.raises(OperationError, match=told) as error:
         await runner.down(context([command("a", sys.executable, "-c", script)], tmp_path))
     assert len(error.value.message) < 3000
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
-from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_EXITED, MemberState, Workload
@@ -243,7 +242,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
     shown.add("Phase", command.phase)
     if command.cancel_requested and not has_ended(command.state):
         shown.add("Cancellation", "requested")
-    elif command.cancel_requested and command.state == command_pb2.COMMAND_STATE_SUCCEEDED:
+    elif command.cancel_requested and command.state == COMMAND_STATE_SUCCEEDED:
         shown.add("Cancellation", "requested too late")
     shown.add("Actor", f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}")
     shown.add("Owners", ", ".join(command.owners))

@@ -114,11 +114,17 @@ class Fleet:
             self.workloads[workload.workload_id] = workload
         self.ledger.load(await self.store.open_commands())
         self.worker_news.load(known.hello.worker_id for known in self.registry)
-        self.lease_history.load(await self.store.open_lease_spans())
+        await self._load_lease_history()
         for token in await read_join_tokens(self.store):
             self.join_tokens.put(token)
         for binding in await read_bindings(self.store):
             self.bindings.put(binding)
+
+    async def _load_lease_history(self) -> None:
+        spans = await self.store.open_lease_spans()
+        over = {one.workload_id for one in spans if one.parked} - self.workloads.keys()
+        ended = await self.store.find_workloads(sorted(over))
+        self.lease_history.load(spans, {one.workload_id: one for one in ended})
 
     @asynccontextmanager
     async def new_binding(self, hello: Hello, *, is_certified: bool) -> AsyncIterator[WorkerBinding | None]:
@@ -217,7 +223,8 @@ class Fleet:
         over = await find_ended(self.reader, reports)
         if self.reader.is_current(session):
             changed = news(self.reader, reports, over, session, is_complete=is_complete)
-            await self.save_workloads(changed, rows=self.report_rows(changed, over, session))
+            rows = self.report_rows(changed, over, session)
+            await self.save_workloads(changed, rows=rows, was_away=is_complete)
 
     def report_rows(
         self, changed: Sequence[Workload], over: Mapping[str, Workload | None], session: Session
@@ -251,6 +258,7 @@ class Fleet:
         worker_name: str = "",
         *,
         has_events: bool = True,
+        was_away: bool = False,
     ) -> None:
         """Updates workloads in memory, stores all arguments in one write, then publishes the changes.
 
@@ -260,12 +268,16 @@ class Fleet:
             rows: Other rows to store.
             worker_name: The name of the commands' worker, if the registry has forgotten the worker.
             has_events: Whether new states of the workloads are events.
+            was_away: Whether the workloads changed while their worker was away.
         """
         if not workloads and not commands and not rows:
             return
         before = {one.workload_id: self.workloads.pop(one.workload_id, None) for one in workloads}
         live = {one.workload_id: one for one in workloads if not is_ended(one.status.state)}
         self.workloads.update(live)
+        for workload in workloads:  # before the write, which may take long
+            is_new = before[workload.workload_id] is None
+            self.lease_history.note_workload(workload, was_away=was_away or is_new)
         events: list[Event] = []
         for workload in workloads:
             earlier = before[workload.workload_id]
@@ -278,11 +290,16 @@ class Fleet:
             if event is not None:
                 events.append(event)
         stored_rows = (*map(workload_row, workloads), *map(command_row, commands), *map(event_row, events))
-        with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
-            await self.store.write(*rows, *stored_rows)
+        try:
+            with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
+                await self.store.write(*rows, *stored_rows)
+        except FleetError:
+            for workload_id in before:
+                if (kept := self.workloads.get(workload_id)) is not None:
+                    self.lease_history.note_workload(kept)
+            raise
         for workload in workloads:
             self.reader.report_bounds.charge(before[workload.workload_id], workload)
-            self.lease_history.note_workload(workload, is_new=before[workload.workload_id] is None)
             self._publish_workload(workload)
         for stored in commands:
             is_news = self._is_news(stored)

@@ -126,7 +126,7 @@ class RecordLists:
             columns.end_time_ns > start_ns, columns.begin_time_ns < end_ns
         )
         if parked is not None:  # each index has the ids
-            is_parked = columns.span_id.between(schema.PARKED_SPAN, f"{schema.PARKED_SPAN}~")
+            is_parked = columns.span_id.startswith(schema.PARKED_SPAN)
             statement = statement.where(is_parked if parked else sa.not_(is_parked))
         for column, value in (
             (columns.worker_id, worker_id),

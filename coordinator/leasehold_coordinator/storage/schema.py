@@ -121,8 +121,9 @@ events: Final = Table(
 OPEN_END_NS: Final = 2**63 - 1
 """The end of a span that has not ended."""
 
+USE_SPAN: Final = "s-"
 PARKED_SPAN: Final = "p-"
-"""Begin of the ids of spans of parked workloads."""
+"""Begins of the ids of spans: uses of GPUs, and parked workloads."""
 
 lease_spans: Final = Table(
     "lease_spans",

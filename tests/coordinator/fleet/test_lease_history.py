@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leasehold.v1 import lease_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.event_service_pb2 import ListLeaseHistoryRequest
 from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
@@ -16,7 +16,10 @@ from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.workload_states import is_ended
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import parked_spans
 from leasehold_coordinator.fleet.retention import prune
+from leasehold_coordinator.storage.rows import lease_span_row, workload_row
 from leasehold_coordinator.timestamps import timestamp
 
 from tests.coordinator.bench import Bench, on_bench
@@ -42,6 +45,14 @@ def hello(*leases: GpuLease) -> Hello:
     for lease in leases:
         found.gpu_leases[lease.slot].CopyFrom(lease)
     return found
+
+
+async def load(bench: Bench, *workloads: Workload) -> None:
+    """Loads the history as a start of the coordinator does, whose store has the worker and workloads."""
+    bench.fleet.registry.add_stored(make_hello(), 0, left=False)
+    for workload in workloads:
+        bench.fleet.workloads[workload.workload_id] = workload
+    await bench.fleet._load_lease_history()
 
 
 def connect(bench: Bench, session: str, *leases: GpuLease) -> KnownWorker:
@@ -98,10 +109,23 @@ def test_a_span_begins_and_ends_with_its_lease(tmp_path: Path) -> None:
     on_bench(tmp_path, story)
 
 
+def make_workload(status: WorkloadStatus) -> Workload:
+    return Workload(
+        workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
+    )
+
+
+def parked_on(slot: int, park_ns: int) -> Workload:
+    """The workload w-1, which is parked, and was on a slot before."""
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED, park_time=timestamp(park_ns))
+    status.parked_gpu_uuids.append(f"GPU-alpha-{slot}")
+    return make_workload(status)
+
+
 def become(
-    bench: Bench, state: str, *parked: int, lease: bool = False, time_ns: int = 0, is_new: bool = False
+    bench: Bench, state: str, *parked: int, lease: bool = False, time_ns: int = 0, was_away: bool = False
 ) -> None:
-    """Changes the workload w-1 as a report does.
+    """Changes the workload w-1 as a report does. It keeps its park time while it is parked on the same GPUs.
 
     Args:
         bench: The fleet.
@@ -109,22 +133,23 @@ def become(
         parked: The slots of its former GPUs. None: it is not parked.
         lease: Whether it has a lease.
         time_ns: When it was parked, or has ended. 0: now.
-        is_new: Whether it was unknown.
+        was_away: Whether the change happened while the worker was away.
     """
+    before = bench.fleet.workloads.get("w-1", Workload()).status
     status = WorkloadStatus(state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
     status.parked_gpu_uuids.extend(f"GPU-alpha-{slot}" for slot in parked)
     if parked or is_ended(status.state):
         field = status.park_time if parked else status.end_time
         field.CopyFrom(timestamp(time_ns or time.time_ns()))
+    if parked and not time_ns and before.parked_gpu_uuids == status.parked_gpu_uuids:
+        status.park_time.CopyFrom(before.park_time)
     if lease:
         status.lease.workload_id = "w-1"
     bench.fleet.workloads.pop("w-1", None)
-    workload = Workload(
-        workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
-    )
+    workload = make_workload(status)
     if not is_ended(status.state):
         bench.fleet.workloads["w-1"] = workload
-    bench.fleet.lease_history.note_workload(workload, is_new=is_new)
+    bench.fleet.lease_history.note_workload(workload, was_away=was_away)
 
 
 async def told(bench: Bench) -> list[str]:
@@ -174,18 +199,20 @@ def test_a_parked_workload_has_spans_between_its_leases(tmp_path: Path) -> None:
     on_bench(tmp_path, story)
 
 
+PARK_NS = time.time_ns() - 60 * S
+
+
 async def park(bench: Bench) -> None:
     """Suspends a workload, and stores its history."""
     known = connect(bench, "s-1", leased(0, "w-1"))
     report(bench, known)
-    become(bench, "SUSPENDED", 0)
+    become(bench, "SUSPENDED", 0, time_ns=PARK_NS)
     await bench.fleet.lease_history.flush()
 
 
 def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_path: Path) -> None:
     async def away(bench: Bench) -> None:
-        become(bench, "SUSPENDED", 0)
-        bench.fleet.lease_history.load(await bench.store.open_lease_spans())
+        await load(bench, parked_on(0, PARK_NS))
         assert await told(bench) == ["LEASED 0", "PARKED 0…"]
         restored_ns = time.time_ns()
         become(bench, "RUNNING", lease=True)
@@ -200,7 +227,7 @@ def test_a_parked_time_goes_on_over_a_restart_and_ends_when_the_worker_says(tmp_
 
 def test_a_parked_time_whose_workload_or_worker_is_gone_has_ended(tmp_path: Path) -> None:
     async def after(bench: Bench) -> None:
-        bench.fleet.lease_history.load(await bench.store.open_lease_spans())  # the workload has ended
+        await load(bench)  # the workload has ended
         assert await told(bench) == ["LEASED 0", "PARKED 0"]
         known = connect(bench, "s-2")
         become(bench, "SUSPENDED", 1)
@@ -231,19 +258,38 @@ def test_what_happened_to_a_parked_workload_out_of_contact_has_the_times_of_its_
     tmp_path: Path,
 ) -> None:
     async def story(bench: Bench) -> None:
+        await load(bench)
         connect(bench, "s-1")
         become(bench, "SUSPENDED", 0)
-        become(bench, "SUSPENDED", 1, time_ns=(moved_ns := time.time_ns()))  # restored and parked again
-        second, first = await spans(bench)
-        assert (first.slot, is_open(first), second.slot, is_open(second)) == (0, False, 1, True)
-        assert second.begin_time.ToNanoseconds() == moved_ns
+        for slot in (1, 1):  # restored and parked again, first elsewhere and then on the same GPU
+            become(bench, "SUSPENDED", slot, time_ns=(moved_ns := time.time_ns()), was_away=True)
+            second, first = (await spans(bench))[:2]
+            assert (second.slot, is_open(second), is_open(first)) == (slot, True, False)
+            assert second.begin_time.ToNanoseconds() == first.end_time.ToNanoseconds() == moved_ns
         ended_ns = time.time_ns()
         await asyncio.sleep(0.01)
-        become(bench, "EXITED", time_ns=ended_ns)
+        become(bench, "EXITED", time_ns=ended_ns, was_away=True)
         assert (await spans(bench))[0].end_time.ToNanoseconds() == ended_ns
         become(bench, "SUSPENDED", 0)
-        become(bench, "EXITED", time_ns=time.time_ns() + 3600 * S)
+        become(bench, "EXITED", time_ns=time.time_ns() + 3600 * S, was_away=True)
         assert (await spans(bench))[0].end_time.ToNanoseconds() <= time.time_ns()
+        become(bench, "SUSPENDED", 0, time_ns=S, was_away=True)
+        assert (await spans(bench))[0].begin_time.ToNanoseconds() == S
+        become(bench, "EXITED")
+
+    on_bench(tmp_path, story)
+
+
+def test_a_slow_clock_of_a_worker_shortens_no_parked_time_within_a_session(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        connect(bench, "s-1")
+        hour_ago_ns = time.time_ns() - 3600 * S
+        become(bench, "SUSPENDED", 0, time_ns=hour_ago_ns)
+        await asyncio.sleep(0.01)
+        become(bench, "EXITED", time_ns=hour_ago_ns)
+        (span,) = await spans(bench)
+        assert hour_ago_ns + 3000 * S < span.begin_time.ToNanoseconds()
+        assert span.end_time.ToNanoseconds() - span.begin_time.ToNanoseconds() >= S / 100
 
     on_bench(tmp_path, story)
 
@@ -256,7 +302,7 @@ def test_parked_spans_are_bounded_by_gpus_and_begin_later_if_they_were_too_many(
 
     async def story(bench: Bench) -> None:
         nonlocal ahead_s
-        bench.fleet.lease_history._bounds._burst = 10
+        bench.fleet.lease_history._queue._bounds._burst = 10
         known = connect(bench, "s-1")
         for _ in range(20):
             become(bench, "SUSPENDED", 0, 1)
@@ -281,11 +327,132 @@ def test_a_deleted_worker_that_returns_has_no_overlapping_spans(tmp_path: Path) 
         bench.fleet.registry.disconnect(known, SessionId("s-1"), left=True)
         bench.fleet.worker_news.publish_deleted(known)
         deleted_ns = (await spans(bench))[0].end_time.ToNanoseconds()
-        become(bench, "SUSPENDED", 0, time_ns=since_ns, is_new=True)
+        become(bench, "SUSPENDED", 0, time_ns=since_ns, was_away=True)
         connect(bench, "s-2", leased(1, "w-2", since_ns=since_ns))
         again = [one for one in await spans(bench) if is_open(one)]
         assert {one.parked for one in again} == {False, True}
-        assert [one.begin_time.ToNanoseconds() for one in again] == [deleted_ns] * 2
+        assert all(one.begin_time.ToNanoseconds() >= deleted_ns for one in again)
+        bench.fleet.registry.disconnect(known, SessionId("s-2"), left=True)
+        bench.fleet.worker_news.publish_deleted(known)
+        await bench.fleet.lease_history.flush()
+
+    async def after_a_restart(bench: Bench) -> None:
+        await bench.fleet._load_lease_history()
+        latest_ns = max(one.end_time.ToNanoseconds() for one in await spans(bench))
+        connect(bench, "s-3", leased(1, "w-2", since_ns=S))
+        (again,) = [one for one in await spans(bench) if is_open(one)]
+        assert again.begin_time.ToNanoseconds() >= latest_ns
+
+    on_bench(tmp_path, story)
+    on_bench(tmp_path, after_a_restart)
+
+
+def test_a_crash_after_the_deletion_of_a_worker_leaves_no_open_span(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        connect(bench, "s-1", leased(0, "w-2"))
+        become(bench, "SUSPENDED", 1)
+        await bench.fleet.lease_history.flush()
+
+    async def without_the_worker(bench: Bench) -> None:
+        await bench.fleet._load_lease_history()
+        found = await spans(bench)
+        assert len(found) == 2
+        assert not any(map(is_open, found))
+
+    on_bench(tmp_path, story)
+    on_bench(tmp_path, without_the_worker)
+
+
+def test_a_parked_time_that_ended_right_before_a_crash_has_the_end_of_its_workload(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        ended_ns = time.time_ns()
+        over = parked_on(0, PARK_NS)
+        over.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+        over.status.end_time.CopyFrom(timestamp(ended_ns))
+        await bench.store.write(workload_row(over))
+        await asyncio.sleep(0.01)
+        await load(bench)
+        (span,) = await spans(bench, parked=True)
+        assert span.end_time.ToNanoseconds() == ended_ns
+
+    on_bench(tmp_path, park)
+    on_bench(tmp_path, story)
+
+
+def test_a_write_that_takes_long_or_fails_loses_no_parked_time(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        running = make_workload(WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING))
+        running.status.lease.workload_id = "w-1"
+        await bench.fleet.save_workloads([running])
+        held, write = asyncio.Event(), bench.store.write
+
+        async def late(*rows: Any) -> None:
+            await held.wait()
+            await write(*rows)
+
+        bench.store.write = late  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as group:
+            for slot in (0, 1):
+                report(bench, known)
+                group.create_task(bench.fleet.save_workloads([parked_on(slot, time.time_ns())]))
+                await asyncio.sleep(0.01)
+                group.create_task(bench.fleet.save_workloads([running]))
+                await asyncio.sleep(0.01)
+                report(bench, known, leased(1 - slot, "w-1"))
+            held.set()
+        bench.store.write = write  # type: ignore[method-assign]
+        assert await told(bench) == ["LEASED 0", "PARKED 0", "LEASED 1", "PARKED 1", "LEASED 0…"]
+        report(bench, known)
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)])
+        over = parked_on(0, PARK_NS)
+        over.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+        bench.store.write = refuse  # type: ignore[method-assign]
+        with pytest.raises(FleetError):
+            await bench.fleet.save_workloads([over])
+        bench.store.write = write  # type: ignore[method-assign]
+        assert (await told(bench))[-2:] == ["PARKED 0", "PARKED 0…"]
+
+    on_bench(tmp_path, story)
+
+
+async def refuse(*rows: Any) -> None:
+    raise FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+
+
+def test_open_parked_spans_of_a_worker_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked_spans, "OPEN_LIMIT", 1)
+
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        known = connect(bench, "s-1")
+        other = parked_on(1, PARK_NS)
+        other.workload_id = "w-2"
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS), other])
+        assert [one.slot for one in await spans(bench)] == [0]
+        become(bench, "EXITED")
+        report(bench, known)
+        assert [one.slot for one in await spans(bench) if is_open(one)] == [1]
+
+    on_bench(tmp_path, story)
+
+
+def test_another_worker_changes_no_parked_time_of_a_workload_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        monkeypatch.setattr(parked_spans, "OPEN_LIMIT", 0)
+        connect(bench, "s-1")
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)])
+        monkeypatch.setattr(parked_spans, "OPEN_LIMIT", 9)
+        mallory = make_hello("mallory", worker_id="worker-mallory")
+        mallory.gpu_leases[0].MergeFrom(leased(0, "w-1", since_ns=S))
+        mallory.gpu_leases[0].gpu_uuid = mallory.gpus[0].uuid
+        known = bench.fleet.registry.welcome(mallory, 1, SessionId("s-2"), time.monotonic(), time.time_ns())
+        bench.fleet.worker_news.publish(known)
+        assert await spans(bench, parked=True) == []
 
     on_bench(tmp_path, story)
 
@@ -306,11 +473,7 @@ def test_a_workload_id_that_another_worker_has_leased_is_parked_all_the_same(tmp
 
 def test_a_parked_time_whose_begin_a_crash_lost_begins_when_the_worker_said(tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
-        connect(bench, "s-1")
-        status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED, park_time=timestamp(5 * S))
-        status.parked_gpu_uuids.append("GPU-alpha-1")
-        bench.fleet.workloads["w-1"] = Workload(workload_id="w-1", worker_id="worker-alpha", status=status)
-        bench.fleet.lease_history.load([])
+        await load(bench, parked_on(1, 5 * S))
         (parked,) = await spans(bench)
         assert (parked.parked, parked.slot, parked.begin_time) == (True, 1, timestamp(5 * S))
 
@@ -326,7 +489,7 @@ def test_a_restart_continues_what_stayed_and_ends_what_changed(tmp_path: Path) -
 
     async def after(bench: Bench) -> None:
         nonlocal changed_ns
-        await bench.fleet.load()
+        await load(bench)
         changed_ns = time.time_ns()
         connect(bench, "s-2", leased(0, "w-1"), leased(1, "w-3", since_ns=changed_ns))
         found = {(one.slot, one.workload_id): one for one in await spans(bench)}
@@ -343,6 +506,7 @@ def test_a_restart_continues_what_stayed_and_ends_what_changed(tmp_path: Path) -
 
 def test_a_wrong_clock_of_a_worker_ends_no_span_before_its_begin_or_in_the_future(tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
+        await load(bench)
         known = connect(bench, "s-1", leased(0, "w-1", since_ns=time.time_ns() + 3600 * S))
         (span,) = await spans(bench)
         assert span.begin_time.ToNanoseconds() <= time.time_ns()
@@ -351,6 +515,24 @@ def test_a_wrong_clock_of_a_worker_ends_no_span_before_its_begin_or_in_the_futur
         second, first = await spans(bench)
         assert first.begin_time.ToNanoseconds() <= first.end_time.ToNanoseconds()
         assert second.begin_time == first.end_time
+        report(bench, known)
+        bench.fleet.registry.disconnect(known, SessionId("s-2"), left=False)
+        connect(bench, "s-3", leased(0, "w-3", since_ns=5 * S))
+        third, second = (await spans(bench))[:2]
+        assert third.begin_time == second.end_time
+
+    on_bench(tmp_path, story)
+
+
+def test_a_parked_time_begins_after_its_workload_was_created(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        connect(bench, "s-1")
+        workload = parked_on(0, S)
+        workload.create_time.CopyFrom(timestamp(PARK_NS))
+        await bench.fleet.save_workloads([workload], was_away=True)
+        (span,) = await spans(bench)
+        assert span.begin_time == workload.create_time
 
     on_bench(tmp_path, story)
 
@@ -360,8 +542,7 @@ def test_two_open_spans_of_one_gpu_become_one(tmp_path: Path) -> None:
 
     async def story(bench: Bench) -> None:
         for number in (1, 2):
-            history = bench.fleet.lease_history
-            history._waiting[f"s-{number}"] = LeaseSpan(
+            span = LeaseSpan(
                 span_id=f"s-{number}",
                 gpu_uuid="GPU-alpha-0",
                 worker_id="worker-alpha",
@@ -370,8 +551,8 @@ def test_two_open_spans_of_one_gpu_become_one(tmp_path: Path) -> None:
                 lease_id=f"l-w-{number}",
                 begin_time=timestamp(number * S),
             )
-        await bench.fleet.lease_history.flush()
-        bench.fleet.lease_history.load(await bench.store.open_lease_spans())
+            await bench.store.write(lease_span_row(span))
+        await load(bench)
         connect(bench, "s-1", leased(0, "w-2"))
         second, first = await spans(bench)
         assert (second.workload_id, is_open(second)) == ("w-2", True)
@@ -414,7 +595,7 @@ def test_a_flood_of_changes_is_bounded_and_the_last_state_is_noted(tmp_path: Pat
 
     async def story(bench: Bench) -> None:
         nonlocal ahead_s
-        bench.fleet.lease_history._bounds._burst = 10
+        bench.fleet.lease_history._queue._bounds._burst = 10
         known = connect(bench, "s-1")
         for number in range(200):
             report(bench, known, leased(0, f"w-{number}"))

@@ -159,7 +159,7 @@ def test_a_failed_answer_for_the_history_is_asked_for_again(browser: Browser, we
 
     def tell(route: Route) -> None:
         status = statuses.pop(0)
-        found = {"spans": [], "is_truncated": False, "time": 50_000}
+        found = {"spans": [], "parked": [], "is_truncated": False, "time": 50_000}
         route.fulfill(status=status, json=found if status == 200 else {"message": f"error {status}"})
 
     with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
@@ -197,7 +197,7 @@ def test_the_lane_of_a_workload_tells_a_failed_answer(browser: Browser, web_flee
         told = page.locator(".mini [role=status]")
         answer(status=504, json={"message": "no answer in time"})
         expect(told).to_have_text("no answer in time. The page tries again by itself.")
-        answer(json={"spans": [], "is_truncated": False, "time": 50_000})
+        answer(json={"spans": [], "parked": [], "is_truncated": False, "time": 50_000})
         expect(told).to_be_empty()
         ticks = page.evaluate(TICKS)
         assert 2 <= ticks <= 6, "the workload began in 1970"

@@ -89,7 +89,7 @@ def test_a_workload_of_a_deleted_host_has_the_names_of_the_history(
     answer = {"workload": {**workload, "status": {"state": "FAILED"}}, "commands": [], "events": []}
     span = {"span_id": "s-1", "state": "LEASED", "workload_id": "w-1", "gpu_uuid": "GPU-1", "slot": 3}
     span |= {"worker_id": "worker-a", "worker_name": "gamma", "begin_time": 1_000, "end_time": 2_000}
-    history = {"spans": [span], "is_truncated": False, "time": 9_000}
+    history = {"spans": [span], "parked": [], "is_truncated": False, "time": 9_000}
     with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
         page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
         page.route("**/api/history?*", lambda route: route.fulfill(json=history))

@@ -66,7 +66,7 @@ def test_an_open_span_that_an_answer_lacks_is_asked_for_from_its_begin(
 
     def tell(route: Route) -> None:
         asked.append(route.request.url.partition("?")[2])
-        route.fulfill(json={"spans": answers.pop(0), "is_truncated": False, "time": 50_000})
+        route.fulfill(json={"spans": answers.pop(0), "parked": [], "is_truncated": False, "time": 50_000})
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
@@ -105,7 +105,7 @@ def test_the_time_before_a_truncated_answer_is_loaded_once_it_is_looked_at(
     def tell(route: Route) -> None:
         asked.append(route.request.url.partition("?")[2])
         spans, is_truncated = answers.pop(0)
-        route.fulfill(json={"spans": spans, "is_truncated": is_truncated, "time": 50_000})
+        route.fulfill(json={"spans": spans, "parked": [], "is_truncated": is_truncated, "time": 50_000})
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
@@ -140,7 +140,7 @@ def test_a_change_overtakes_no_time_that_is_looked_at(browser: Browser, web_flee
         if len(asked) == 3:
             route.fulfill(status=503, json={})
         else:
-            route.fulfill(json={"spans": [], "is_truncated": False, "time": 50_000})
+            route.fulfill(json={"spans": [], "parked": [], "is_truncated": False, "time": 50_000})
 
     with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
         page.route("**/api/history?*", tell)
@@ -156,7 +156,7 @@ def test_the_note_on_a_truncated_timeline_stays_after_a_change(browser: Browser,
     is_truncated = True  # until the note is there, since the arrival of the session may repeat the first load
 
     def tell(route: Route) -> None:
-        answer = {"spans": [late], "is_truncated": is_truncated, "time": 1_000 * time.time()}
+        answer = {"spans": [late], "parked": [], "is_truncated": is_truncated, "time": 1_000 * time.time()}
         route.fulfill(json=answer)
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
@@ -205,7 +205,7 @@ def test_the_lane_of_an_ended_workload_begins_with_it_and_shows_its_leases(
 
     def tell(route: Route) -> None:
         asked.append(route.request.url.partition("?")[2])
-        route.fulfill(json={"spans": spans, "is_truncated": False, "time": 50_000})
+        route.fulfill(json={"spans": spans, "parked": [], "is_truncated": False, "time": 50_000})
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
@@ -226,7 +226,7 @@ def test_the_lane_of_an_old_workload_has_its_whole_past(
 
     def tell(route: Route) -> None:
         asked.append(route.request.url.partition("?")[2])
-        route.fulfill(json={"spans": [LEASED], "is_truncated": True, "time": 50_000})
+        route.fulfill(json={"spans": [LEASED], "parked": [], "is_truncated": True, "time": 50_000})
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
@@ -324,7 +324,7 @@ CROWDED: Final = """async () => {
     await history.wantNews(1000, Infinity);
     const spans = [...history.spans.values()];
     const shown = spans.map((one) => `${one.span_id} ${one.end_time ?? "open"}`).join(", ");
-    told.push(`${shown} ${history.isCut(20000)}`);
+    told.push(`${shown} ${history.isCut(20000)} ${history.lacksParked}`);
   }
   return told;
 }"""
@@ -354,11 +354,51 @@ def test_many_parked_workloads_and_many_ends_leave_no_lease_open(
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)
         assert page.evaluate(CROWDED) == [
-            "lease 40000, late open, parked open true",
-            "lease 40000, late open, parked open true",
-            "lease 40000, other 50000 true",
+            "lease 40000, late open, parked open false false",
+            "lease 40000, late open, parked open false true",
+            "lease 40000, other 50000 true false",
         ]
     assert answers == []
+
+
+OLDER_PARKED: Final = """async () => {
+  const { History } = await import("/static/history.js");
+  const history = new History(() => {});
+  const told = [];
+  for (const start of [1000, 20000, 1000]) {
+    await history.want(start, 45000);
+    const ids = [...history.spans.keys()].sort().join(", ");
+    told.push(`${ids} ${history.isCut(start)}`);
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_parked_times_that_did_not_fit_are_loaded_once_they_are_looked_at(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    late, middle, early = (
+        {"span_id": f"p-{end}", "begin_time": end - 1_000, "end_time": end, "parked": True}
+        for end in (40_000, 30_000, 10_000)
+    )
+    answers = [([late], True), ([middle], False), ([early, middle], False)]
+    asked: list[str] = []
+
+    def tell(route: Route) -> None:
+        asked.append(route.request.url.partition("?")[2])
+        found, is_truncated = answers.pop(0)
+        document = {"spans": [], "is_truncated": False, "parked": found, "time": 50_000}
+        route.fulfill(json={**document, "is_parked_truncated": is_truncated})
+
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/history?*", tell)
+        assert page.evaluate(OLDER_PARKED) == [
+            "p-40000 true",
+            "p-30000, p-40000 false",
+            "p-10000, p-30000, p-40000 false",
+        ]
+    assert asked == ["start=1000&end=45000", "start=20000&end=40000", "start=1000&end=20000"]
 
 
 RESTING: Final = """async () => {
@@ -392,7 +432,7 @@ def test_a_time_that_rests_asks_for_ends_only_and_loads_anew_after_too_many(
     def tell(route: Route) -> None:
         asked.append(route.request.url.partition("?")[2])
         found, is_truncated, time_ms = answers.pop(0)
-        route.fulfill(json={"spans": found, "is_truncated": is_truncated, "time": time_ms})
+        route.fulfill(json={"spans": found, "parked": [], "is_truncated": is_truncated, "time": time_ms})
 
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.route("**/api/history?*", tell)

@@ -8,11 +8,19 @@ const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a 
 
 const timeOf = (from, to) => `start=${Math.max(0, Math.floor(from))}${to === Infinity ? "" : `&end=${Math.ceil(to)}`}`;
 
-// The time from which the answers are complete. Spans come in the order of their ends, the latest first.
-const cutOf = (leases, marks = {}) => Math.max(leases.is_truncated ? Math.min(...leases.spans.map((one) => one.end_time ?? Infinity)) : -Infinity, marks.complete_from ?? -Infinity);
-
 // Whether a list has all open spans of its time, which come first.
 const hasOpen = (spans, isTruncated) => !isTruncated || spans.some((one) => one.end_time);
+
+// The time from which a truncated list is complete. After the open spans come the others by their ends, the latest first.
+const firstOf = (spans) => Math.min(...spans.map((one) => one.end_time ?? Infinity));
+
+// The time from which the answers are complete. Parked times that go on and do not fit are told apart.
+function cutOf(leases, marks = {}) {
+  const cuts = [marks.complete_from ?? -Infinity];
+  if (leases.is_truncated) cuts.push(firstOf(leases.spans));
+  if (leases.is_parked_truncated && hasOpen(leases.parked, true)) cuts.push(firstOf(leases.parked));
+  return Math.max(...cuts);
+}
 
 export class History {
   constructor(onLoad, query = "") {
@@ -20,7 +28,7 @@ export class History {
     this.commands = new Map();
     this.events = new Map();
     this.cutAt = 0; // the time before which an answer was truncated, or 0
-    this.lacksParked = false; // whether an answer lacks parked times
+    this.lacksParked = false; // whether the last answer lacks parked times that go on
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
@@ -93,10 +101,7 @@ export class History {
     }
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!isPart) {
-      this.spans.clear(); // between these and the new ones there may be unknown ones
-      this.lacksParked = false;
-    }
+    if (!isPart) this.spans.clear(); // between these and the new ones there may be unknown ones
     await this.takeAll(leases, to);
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
@@ -133,7 +138,7 @@ export class History {
     if (!ended.length) return;
     const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
     for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
-    if (again.is_truncated) this.cutAt = Math.max(this.cutAt, cutOf(again)); // an end may be there
+    this.cutAt = Math.max(this.cutAt, cutOf(again)); // an end may be there
   }
 
   spansOf(from, to) {
@@ -149,18 +154,18 @@ export class History {
   }
 
   // Keeps the spans of an answer. Returns the open spans that it lacks although it has all open ones.
-  take({ spans, is_truncated: isTruncated, parked = [], is_parked_truncated: isParkedTruncated }, to) {
+  take({ spans, is_truncated: isTruncated, parked, is_parked_truncated: isParkedTruncated }, to) {
     this.keep(spans);
     this.keep(parked);
-    this.lacksParked ||= Boolean(isParkedTruncated);
     const ids = new Set([...spans, ...parked].map((one) => one.span_id));
     const hasAllOpen = { false: hasOpen(spans, isTruncated), true: hasOpen(parked, isParkedTruncated) };
+    this.lacksParked = !hasAllOpen.true;
     return [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id) && hasAllOpen[Boolean(one.parked)]);
   }
 
   // Whether more happened since a time than answers have.
   isCut(start) {
-    return start < this.cutAt || this.lacksParked;
+    return start < this.cutAt;
   }
 
   // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.

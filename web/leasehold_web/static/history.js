@@ -102,7 +102,7 @@ export class History {
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
     if (!isPart) this.spans.clear(); // between these and the new ones there may be unknown ones
-    await this.takeAll(leases, to);
+    const lost = await this.takeAll(leases, to);
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
     if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
@@ -114,6 +114,7 @@ export class History {
     this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
     if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
+    this.cutAt = Math.max(this.cutAt, lost);
     this.onLoad();
   }
 
@@ -122,7 +123,7 @@ export class History {
     const to = this.known[1];
     if (![...this.spans.values()].some((one) => !one.end_time && one.begin_time < to)) return;
     const leases = await this.spansOf(this.freshAt - OVERLAP_MS, to);
-    await this.takeAll(leases, to);
+    this.cutAt = Math.max(this.cutAt, await this.takeAll(leases, to));
     if (leases.is_truncated) {
       this.wanted ??= this.known;
       this.known = null;
@@ -132,13 +133,13 @@ export class History {
   }
 
   // Keeps the spans of an answer. Those that it lacks although they went on have ended before the asked time, or were
-  // deleted.
+  // deleted. Returns the time before which an end may be unknown, or 0.
   async takeAll(leases, to) {
     const ended = this.take(leases, to);
-    if (!ended.length) return;
+    if (!ended.length) return 0;
     const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
     for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
-    this.cutAt = Math.max(this.cutAt, cutOf(again)); // an end may be there
+    return Math.max(0, cutOf(again));
   }
 
   spansOf(from, to) {

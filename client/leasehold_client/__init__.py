@@ -11,7 +11,6 @@ methods for asyncio. Arguments and results are messages of the API: this package
 use most, and ``leasehold.v1`` has all.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
     from leasehold_client.aio.client import AsyncClient as AsyncClient
     from leasehold_client.coordinator.client import Client as Client
-
-# Before any import of gRPC. It would log the ends of connections, and failed handshakes, which errors tell.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -185,3 +186,27 @@ def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path, line: str, said
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+GRPC_LEVEL = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("GRPC_VERBOSITY"))
+
+sys.meta_path.insert(0, Finder())
+import leasehold_client
+print(os.environ.get("GRPC_VERBOSITY"))
+import leasehold_client.{}.client
+"""
+
+
+@pytest.mark.parametrize("package", ["aio", "coordinator"])
+def test_grpc_logs_no_handshakes_and_the_package_alone_changes_no_environment(package: str) -> None:
+    """gRPC reads its level when it is imported, and programs inherit the environment."""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    command = [sys.executable, "-c", GRPC_LEVEL.format(package)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "ERROR"]

@@ -19,6 +19,12 @@ RETRY_AFTER_S: Final[dict[ErrorReason.ValueType, float]] = {
 }
 """Reasons that pass by themselves, and the delay before a retry. Other reasons have none."""
 
+STORE_FAILURES: Final = (
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
+)
+"""Reasons of failures of the store, for which no peer is to blame."""
+
 LONG_AWAY_RETRY_S: Final = 60.0
 """The delay before a retry if somebody has to start a worker first."""
 

@@ -34,7 +34,7 @@ from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import STORE_FAILURES, FleetError
 from leasehold_coordinator.fleet.audit_entries import CONNECT
 from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
@@ -48,10 +48,6 @@ from leasehold_coordinator.timestamps import duration, timestamp
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
-STORE_FAILURES: Final = (
-    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-    errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
-)
 TRANSIENT: Final = (
     *STORE_FAILURES,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,

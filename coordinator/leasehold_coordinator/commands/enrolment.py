@@ -34,7 +34,7 @@ from leasehold_coordinator.commands.join_requests import (
     replayed,
     unknown_token,
 )
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import STORE_FAILURES, FleetError
 from leasehold_coordinator.fleet.audit_entries import call_rows
 from leasehold_coordinator.fleet.bound_workers import check_own_id
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -105,7 +105,7 @@ class Enrolment:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
             self._fleet.audit.note(error, JOIN, address, resources=named_resources(JOIN, request))
-            if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+            if error.reason not in STORE_FAILURES:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell_host(address):
                     logger.warning("refused a join of %.80r: %s", request.identity, error.message)

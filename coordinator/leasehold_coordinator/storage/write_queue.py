@@ -22,7 +22,7 @@ from leasehold_coordinator import metrics
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.storage.audit_chain import AuditChain
 from leasehold_coordinator.storage.database import Database
-from leasehold_coordinator.storage.read_errors import is_locked, is_refused, unavailable
+from leasehold_coordinator.storage.read_errors import corrupt, is_corrupt, is_locked, is_refused, unavailable
 from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.statements import apply_changes
 from leasehold_coordinator.storage.write_health import WriteHealth, stalled
@@ -162,7 +162,8 @@ class WriteQueue:
             self._is_refused = is_refused(error)
             if len(batch) == 1 or is_locked(error):
                 logger.error("the store can't be written: %s", error)
-                return [(write, unavailable("written")) for write in batch]
+                failure = corrupt() if is_corrupt(error) else unavailable("written")
+                return [(write, failure) for write in batch]
         except Exception:  # the writer thread must survive, or every write would wait forever
             self.audit.forget()
             if len(batch) == 1:

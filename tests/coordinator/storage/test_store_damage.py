@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +108,16 @@ def test_a_damaged_file_names_the_way_back(tmp_path: Path, damage: str) -> None:
         data[8_192:] = bytes(255 for _ in data[8_192:])
     path.write_bytes(data)
 
-    async def start() -> None:
+    async def start(use: Callable[[Store], Awaitable[object]]) -> None:
         store = Store.open(str(path))
         try:
-            await store.live_workloads()
+            await use(store)
         finally:
             store.close()
 
-    with pytest.raises((StartError, FleetError), match=r"is damaged: .*`leasehold backup restore`"):
-        asyncio.run(start())
+    for use in (Store.live_workloads, lambda store: store.write(workload_row(workload(1, RUNNING)))):
+        with pytest.raises((StartError, FleetError), match=r"is damaged: .*`leasehold backup restore`"):
+            asyncio.run(start(use))
 
 
 def test_a_store_that_is_gone_is_not_begun_anew(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 75
     """The request_id belongs to an earlier request with another method or content."""
     ERROR_REASON_STORAGE_DAMAGED: _ErrorReason.ValueType  # 76
-    """A row of the coordinator's store is damaged."""
+    """The coordinator's store is damaged: a row, or its file."""
     ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
     """There is no hold with this id: it was taken or given up, or it has expired."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
@@ -383,7 +383,7 @@ ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 74
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 75
 """The request_id belongs to an earlier request with another method or content."""
 ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
-"""A row of the coordinator's store is damaged."""
+"""The coordinator's store is damaged: a row, or its file."""
 ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78

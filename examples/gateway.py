@@ -23,6 +23,9 @@ PARKED: Final = {
 }
 CHUNK_BYTES: Final = 65_536
 
+Address = tuple[str, int]
+"""A host and a port."""
+
 logger = logging.getLogger("gateway")
 
 
@@ -90,13 +93,12 @@ async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 
 
 async def relay(
-    server: Server, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    server: Server, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """Serves one connection."""
-    host, _, port = address.rpartition(":")
     try:
         async with server.awake():
-            inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+            inner_reader, inner_writer = await asyncio.open_connection(*address)
             with contextlib.closing(inner_writer):
                 async with asyncio.TaskGroup() as both:
                     both.create_task(copy(reader, inner_writer))
@@ -109,22 +111,33 @@ async def relay(
         writer.close()
 
 
+def parse_address(text: str) -> Address:
+    """Parses HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:8080")
+    return host, int(port)
+
+
 async def main() -> None:
     """Runs the gateway."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--listen", default="127.0.0.1:8080")
+    parser.add_argument("--listen", type=parse_address, default="127.0.0.1:8080")
     parser.add_argument("--workload", required=True)
-    parser.add_argument("--server", required=True)
+    parser.add_argument("--server", type=parse_address, required=True)
     parser.add_argument("--idle-s", type=float, default=300.0)
     options = parser.parse_args()
-    host, _, port = options.listen.rpartition(":")
     async with AsyncClient() as client:
         server = Server(client, options.workload, options.idle_s)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await relay(server, options.server, reader, writer)
 
-        async with await asyncio.start_server(serve, host, int(port)) as listener:
+        try:
+            listener = await asyncio.start_server(serve, *options.listen)
+        except OSError as error:
+            parser.exit(1, f"the address of --listen can't be used ({error.strerror}): choose another\n")
+        async with listener:
             logger.info("listening on %s:%d", *listener.sockets[0].getsockname()[:2])
             await server.suspend_when_idle()
 

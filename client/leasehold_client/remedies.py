@@ -102,7 +102,10 @@ REMEDIES: Final = {
         "Wait with `leasehold wait`, then try again. The verbs `suspend` and `remap` do so by themselves."
     ),
     "REQUEST_ID_REUSED": "Repeat a request unchanged, and give another request another id.",
-    "STORAGE_DAMAGED": "Check the disk, then restore the newest backup with `leasehold backup restore`. A damaged row can be deleted instead.",
+    "STORAGE_DAMAGED": (
+        "Check the disk, then restore the newest backup with `leasehold backup restore`. "
+        "A damaged row can be deleted instead."
+    ),
     "UNKNOWN_HOLD": "Suspend again, or leave out the hold.",
     "UNAUTHENTICATED": (
         "Call as the coordinator's user, or send its token (docs/security.md). Get another certificate "

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import create_connection
+from socket import create_connection, create_server
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import grpc
@@ -281,6 +281,25 @@ def test_a_gateway_restores_a_server_on_demand(fleet: Fleet) -> None:
                 gateway.stderr.read()
     fleet.wait(lambda: not any(command.state < 4 for command in fleet.client.commands()))
     fleet.cli("stop", "server")
+
+
+@pytest.mark.parametrize(
+    ("listen", "server", "told"),
+    [
+        ("nonsense", "127.0.0.1:8000", "'nonsense' is no address: write HOST:PORT"),
+        ("127.0.0.1:8080", "foo", "'foo' is no address: write HOST:PORT"),
+        ("127.0.0.1:{port}", "127.0.0.1:8000", "the address of --listen can't be used"),
+    ],
+)
+def test_a_gateway_refuses_an_address_that_it_can_not_use(listen: str, server: str, told: str) -> None:
+    with create_server(("127.0.0.1", 0)) as used:
+        address = listen.format(port=used.getsockname()[1])
+        options = ["--listen", address, "--workload", "server", "--server", server]
+        command = [sys.executable, str(ROOT / "examples/gateway.py"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.long

@@ -87,15 +87,17 @@ def test_a_plan_without_limits_has_no_column_for_them(browser: Browser, web_flee
 
 
 WORDS = """async () => {
-  const { bytes, rate } = await import("/static/words.js");
-  return [bytes(5 * 2 ** 30), rate(5 * 2 ** 30, 2), rate(3 * 2 ** 20, 2), rate(1, 0)];
+  const { bytes, rate, stateText } = await import("/static/words.js");
+  const yielded = stateText({ status: { state: "SUSPENDED", yielded: true } });
+  return [bytes(5 * 2 ** 30), rate(5 * 2 ** 30, 2), rate(3 * 2 ** 20, 2), rate(1, 0), yielded];
 }"""
 
 
 @pytest.mark.long
-def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFleet) -> None:
+def test_words_are_the_same_everywhere(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
-        assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
+        words = ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown", "suspended (yielded)"]
+        assert page.evaluate(WORDS) == words
 
 
 BIDIRECTIONAL: Final = """async () => {

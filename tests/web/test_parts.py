@@ -487,6 +487,14 @@ def test_a_table_says_where_a_workload_is_parked() -> None:
     assert parked("RUNNING") == ""
 
 
+def test_a_table_says_that_a_workload_has_yielded() -> None:
+    def state(name: str) -> str:
+        status = WorkloadStatus(state=WorkloadState.Value(f"WORKLOAD_STATE_{name}"), yielded=True)
+        return tables._workload_state(Workload(status=status))
+
+    assert [state("SUSPENDED"), state("FAILED")] == ["SUSPENDED (yielded)", "FAILED"]
+
+
 def test_a_table_names_all_workloads_of_a_swap() -> None:
     swap = Command(command_id="c-1", workload_id="w-1")
     for name in ("w-1", "w-2"):

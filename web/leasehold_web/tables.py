@@ -38,6 +38,13 @@ _DIRECTIONS: Final = {
 }
 """Escapes of bidirectional marks, which change the order of displayed text: the same as in dom.js."""
 
+_PARKED: Final = (
+    workload_pb2.WORKLOAD_STATE_SLEEPING,
+    workload_pb2.WORKLOAD_STATE_SUSPENDED,
+    workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
+    workload_pb2.WORKLOAD_STATE_STOPPED,
+)
+
 _GIB: Final = 2**30
 
 Row = Sequence[str]
@@ -120,7 +127,7 @@ def _workload_state(workload: Workload) -> str:
     status = workload.status
     state = enum_name(workload_pb2.WorkloadState.DESCRIPTOR, status.state)
     if status.state != workload_pb2.WORKLOAD_STATE_RUNNING:
-        return state
+        return f"{state} (yielded)" if status.yielded and status.state in _PARKED else state
     if status.HasField("error"):  # some hooks failed after a restore
         return f"{state} ({enum_name(errors_pb2.ErrorReason.DESCRIPTOR, status.error.reason)})"
     return state if status.HasField("ready_time") else f"{state} (not ready)"

@@ -80,12 +80,18 @@ def revoke(client: Client, subject: str) -> None:
 def unblock(client: Client, identity: str) -> None:
     """Let a blocked identity call again. Its revoked certificates stay revoked.
 
-    An unblocked worker with a valid certificate connects within a minute.
+    An unblocked worker with a valid certificate connects within a minute. If the CA was rotated while an
+    identity was blocked, the identity has to join again.
     """
     client.certificates.unblock(identity)
+    kind, _, name = identity.partition("/")
     until = ""
-    if identity.startswith("worker/"):
-        until = "; the worker connects within a minute if its certificate is valid (`leasehold ca list`)"
+    if kind == "worker":
+        until = (
+            "; the worker connects within a minute if its certificate is valid (`leasehold ca list`) and the "
+            "CA was not rotated meanwhile; else let it join with "
+            f"`leasehold token create --worker {name} --replace`"
+        )
     echo(f"{identity}: unblocked{until}")
 
 

@@ -40,7 +40,8 @@ WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
         shrinks=True,
     ),
 )
-"""Columns of workers. SEEN is the time since the last report, REASON that of a refusal or a cordon."""
+"""Columns of workers. SEEN is the time since the last report. REASON has a refusal, a cordon, and why no
+command is accepted."""
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -49,10 +50,17 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def worker_reason(worker: Worker) -> str:
-    """Why a worker was refused, and its cordon. Empty: neither."""
+    """Why a worker was refused, its cordon, and why it accepts no command. Empty: none of them."""
     parts = [f"refused: {safe_cell(worker.refusal)}"] if worker.refusal else []
     parts += [cordon_text(worker.cordon)] if worker.HasField("cordon") else []
+    parts += [no_commands_text(worker)] if no_commands_text(worker) else []
     return "; ".join(parts)
+
+
+def no_commands_text(worker: Worker) -> str:
+    """Why a worker accepts no command, such as on a full disk. Empty: it accepts commands."""
+    refusals = [one.reason for one in worker.capabilities if one.name == "commands" and not one.available]
+    return f"no commands: {safe_cell(refusals[0])}" if refusals else ""
 
 
 def worker_state(worker: Worker) -> str:

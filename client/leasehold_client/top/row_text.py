@@ -13,7 +13,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
-from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason
+from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason, no_commands_text
 from leasehold_client.display.outcome import failure_text, seconds_text, timing_line
 from leasehold_client.messages import (
     PARKED,
@@ -146,6 +146,8 @@ def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:
         facts.append(f"seen {ago_text(worker.last_seen_time, now_s)}")
     if worker.HasField("cordon"):
         facts.append(cordon_text(worker.cordon))
+    if no_commands := no_commands_text(worker):
+        facts.append(no_commands)
     if width >= WIDE:
         if worker.HasField("host_memory_available_bytes"):
             facts.append(f"{size_text(worker.host_memory_available_bytes)} host memory available")

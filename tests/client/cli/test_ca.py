@@ -38,7 +38,8 @@ def test_a_serial_is_revoked_and_a_name_is_blocked(
     assert [one.identity for one in scripted.asked(UnblockIdentityRequest)] == ["user/ann"]
     told = leasehold("ca", "unblock", "worker/alpha").stdout
     until = "the worker connects within a minute if its certificate is valid (`leasehold ca list`)"
-    assert told == f"worker/alpha: unblocked; {until}\n"
+    assert told.startswith(f"worker/alpha: unblocked; {until} and the CA was not rotated meanwhile; ")
+    assert told.endswith("`leasehold token create --worker alpha --replace`\n")
 
 
 def test_certificates_and_blocks_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

@@ -4,7 +4,7 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
-from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
+from leasehold.v1.worker_pb2 import Capability, FleetGpu, MachineResources, Worker
 from leasehold_client.arguments.gpu_names import gpu_places
 from leasehold_client.display.fleet_tables import GPU_COLUMNS, WORKER_COLUMNS, gpu_reason, workload_columns
 from leasehold_client.display.record_tables import command_columns
@@ -32,7 +32,14 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
         WORKER_COLUMNS,
         [
             Worker(name="alpha", state=worker_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
-            Worker(name="beta", state=worker_pb2.WORKER_STATE_LOST),
+            Worker(
+                name="beta",
+                state=worker_pb2.WORKER_STATE_LOST,
+                capabilities=[
+                    Capability(name="gpu_remap", reason="old"),
+                    Capability(name="commands", reason="the disk\nis full"),
+                ],
+            ),
             Worker(
                 name="gamma",
                 state=worker_pb2.WORKER_STATE_STALE,
@@ -46,7 +53,8 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
     assert alpha[:2] == ["alpha", "CONNECTED,cordoned"]
     assert alpha[5:7] == ["2.5/8", "1.5 GiB/16.0 GiB"]
     assert alpha[-1] == "cordoned by ann@host: fan is\\nloud"
-    assert (beta[1], beta[5:7], beta[-1]) == ("LOST", ["?", "?"], "-")
+    assert (beta[1], beta[5:7]) == ("LOST", ["?", "?"])
+    assert beta[-1] == "no commands: the disk\\nis full"
     assert gamma[-1] == "refused: worker/gamma is blocked; cordoned by ann@host: fan is\\nloud"
 
 

@@ -113,6 +113,9 @@ async def test_without_a_setting_only_the_own_user_starts_programs_and_only_on_l
         )
     for owner in ("user/root", "local/somebody-else", f"user/{OWN}", "service/batch"):
         assert "not the worker's user" in await refusal("", owner, coordinator=LOOPBACK)
+        assert (await refusal("", owner)).endswith(
+            "set run_as in the worker's settings"
+        )  # loopback is no help
 
 
 async def test_a_directory_of_users_that_hangs_is_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:

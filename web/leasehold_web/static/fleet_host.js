@@ -27,6 +27,8 @@ function hostName(worker, isNarrow) {
   const notes = [];
   if (worker.state !== "CONNECTED") notes.push(worker.refusal ? `refused: ${worker.refusal}` : lower(worker.state));
   if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
+  const refusal = (worker.capabilities ?? []).find((one) => one.name === "commands" && !one.available);
+  if (refusal) notes.push(`no commands: ${refusal.reason}`);
   if (worker.pending_claimers && worker.state === "CONNECTED") notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
   const free = worker.gpu_count === undefined ? ["GPUs unknown"] : [`${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`, lastKnown(worker)];
   const name = live.gpusOf.get(worker.worker_id)?.map((uuid) => live.gpus.get(uuid).name)[0];

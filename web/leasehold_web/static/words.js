@@ -100,6 +100,7 @@ export const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 // The state of a workload, and of a running one whether it is ready, or which error it has, such as failed hooks.
 export function stateText({ status = {} }) {
+  if (status.yielded && PARKED.has(status.state)) return `${lower(status.state)} (yielded)`;
   if (status.state !== "RUNNING") return lower(status.state);
   if (status.error) return `running, ${lower(status.error.reason)}`;
   return status.ready_time ? "running and ready" : "running, not ready";

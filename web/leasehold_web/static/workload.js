@@ -164,7 +164,7 @@ function stateFacts(workload) {
   else if (status.state === "EXITED" && status.end_time) facts.push(["Exit", "unknown: only the parent of the program learns it"]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
   if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}${status.kernel.health ? `, ${lower(status.kernel.health)}` : ""}`]);
-  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, withNames(status.error.message))]);
+  if (status.error) facts.push(["Error", h("div", { class: "box bad" }, withNames(status.error.message))]);
   facts.push(["Id", h("code", {}, workload.workload_id)]);
   return list(facts);
 }

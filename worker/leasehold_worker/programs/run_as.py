@@ -123,9 +123,11 @@ class RunAs:
 
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""
+        is_own = owner in ("", "local/root", f"local/{self._user}")
         if not self._on_loopback:
-            raise OperationError(errors_pb2.ERROR_REASON_NOT_PERMITTED, elsewhere(self._coordinator))
-        if owner not in ("", "local/root", f"local/{self._user}"):
+            why = elsewhere(self._coordinator, is_own=is_own)
+            raise OperationError(errors_pb2.ERROR_REASON_NOT_PERMITTED, why)
+        if not is_own:
             raise _refused(f"{owner} is not the worker's user, and the worker's run_as is not set")
 
     def _require_permitted(self, owner: str, account: Account) -> None:
@@ -149,15 +151,22 @@ def why_forbidden(account: Account, setting: RunAsSetting, min_uid: int) -> str:
     return ""
 
 
-def elsewhere(coordinator: str) -> str:
-    """Why a worker without run_as starts no program for a coordinator that is not on loopback with TLS."""
+def elsewhere(coordinator: str, *, is_own: bool = True) -> str:
+    """Why a worker without run_as starts no program for a coordinator that is not on loopback with TLS.
+
+    Args:
+        coordinator: The address of the coordinator.
+        is_own: Whether the owner has the rights of the worker's user, and so needs no run_as on loopback.
+    """
     unset = "and the worker's run_as is not set: set run_as in the worker's settings"
     if coordinator.startswith("insecure:"):
         return f"the worker's connection to the coordinator {coordinator} has no TLS, {unset}"
+    why = f"the coordinator {coordinator} counts as another host, since its address is not loopback, {unset}"
+    if not is_own:
+        return why
     port = coordinator.rpartition(":")[2]
     return (
-        f"the coordinator {coordinator} counts as another host, since its address is not loopback, {unset}, "
-        f"or start the worker with --coordinator 127.0.0.1:{port} if the coordinator is on this host"
+        f"{why}, or start the worker with --coordinator 127.0.0.1:{port} if the coordinator is on this host"
     )
 
 

@@ -196,12 +196,15 @@ class Reporter:
                 available=not self._inventory.health_lacks,
                 reason="; ".join(self._inventory.health_lacks),
             ),
-            Capability(
-                name="commands",
-                available=self._journal.refusal is None,
-                reason=self._journal.refusal.message if self._journal.refusal else "",
-            ),
+            self._commands_capability(),
         ]
+
+    def _commands_capability(self) -> Capability:
+        refusal = self._journal.refusal
+        if refusal is None:
+            return Capability(name="commands", available=True)
+        reason = f"{refusal.message}; until then, the states of workloads are older ones"
+        return Capability(name="commands", reason=reason)
 
     def _driver_capability(self, name: str, cuda_version: int, mig: list[str]) -> Capability:
         reason = why_unsupported(self._driver, cuda_version) or ""

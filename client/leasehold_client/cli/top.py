@@ -40,9 +40,8 @@ def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None
     try:
         # The screen is written to standard error.
         is_terminal = all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
-        is_dumb = os.environ.get("TERM") == "dumb"
-        if not is_terminal or is_dumb:
-            lacks = "a terminal that moves its cursor, and TERM is dumb" if is_dumb else "a terminal"
+        if not is_terminal or os.environ.get("TERM") == "dumb":
+            lacks = "a terminal that moves its cursor, and TERM is dumb" if is_terminal else "a terminal"
             raise UsageError(
                 f"top needs {lacks}: run it in one, or print the fleet with `leasehold get gpus` or "
                 "`leasehold get gpus --watch`"

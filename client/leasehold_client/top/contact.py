@@ -17,7 +17,7 @@ class Contact:
     Attributes:
         clock: Seconds of a monotonic clock.
         lost_since: Time at which calls began to fail. None: the last call was answered.
-        problem: Why the last call failed. Empty: it was answered.
+        problem: Why the last call was not answered. Empty: it was.
         refusals: Why the coordinator refuses to show a part of the fleet, by the watch of the part.
         caller: The caller's identity and role, as last told.
     """
@@ -30,7 +30,8 @@ class Contact:
 
     def failed(self, error: LeaseholdError) -> None:
         """A call failed. Only an outage means that the coordinator is away."""
-        self.problem = error.message
+        if not error.reason:  # a refusal with a reason is an answer
+            self.problem = error.message
         if is_outage(error) and self.lost_since is None:
             self.lost_since = self.clock()
 

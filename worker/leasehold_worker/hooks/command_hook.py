@@ -77,8 +77,10 @@ async def run(turn: Turn) -> None:
             raise _not_started(arguments[0], why)
     status = process.returncode
     if status:
-        how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-        raise HookFailedError(f"{arguments[0]} {how}: correct the program, then try again{_told(tail)}")
+        how = f"exited with {status}: correct the program, then try again"
+        if status < 0:
+            how = f"was ended by signal {-status}: see the log of the host, then try again"
+        raise HookFailedError(f"{arguments[0]} {how}{_told(tail)}")
 
 
 def _not_started(program: str, why: str) -> HookFailedError:

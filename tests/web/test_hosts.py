@@ -130,6 +130,10 @@ def test_the_row_of_a_refused_host_tells_why(browser: Browser, web_fleet: WebFle
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
         page.evaluate("tell", {"reset": {}, "changes": [["worker", "worker-a", worker]], "state": {}})
         expect(page.locator(".host .note")).to_have_text("refused: worker/alpha is blocked")
+        lacking = [{"name": "commands", "reason": "the disk is full"}]
+        changes = [["worker", "worker-a", {**WORKER, "capabilities": lacking}]]
+        page.evaluate("tell", {"changes": changes, "state": {}})
+        expect(page.locator(".host .note")).to_have_text("no commands: the disk is full")
 
 
 UNPOLLED: Final = """

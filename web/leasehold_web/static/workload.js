@@ -121,10 +121,12 @@ export function show(main, id) {
       checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them
       replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
-    // What a list of checkpoints depends on: their workload, its commands, and whether its worker answers.
+    // The facts that a change of the list of checkpoints follows from: the workload, its commands and deletions of
+    // checkpoints on its worker, and the state of the worker.
     const basisOfCheckpoints = () => {
       const { worker_id: host, status = {} } = live.workloads.get(key) ?? found.workload;
-      const over = [...live.commands.values()].filter((one) => CONCLUDED.has(one.state) && workloadsOf(one).includes(key)).map((one) => one.command_id);
+      const isAbout = (one) => workloadsOf(one).includes(key) || (one.worker_id === host && one.operation?.delete_checkpoints);
+      const over = [...live.commands.values()].filter((one) => CONCLUDED.has(one.state) && isAbout(one)).map((one) => one.command_id);
       return JSON.stringify([status.state, status.checkpoint_id, live.workers.get(host)?.state, over]);
     };
     let checkpointsOf = basisOfCheckpoints();

@@ -124,7 +124,9 @@ class Fleet:
         spans = await self.store.open_lease_spans()
         over = {one.workload_id for one in spans if one.parked} - self.workloads.keys()
         ended = await self.store.find_workloads(sorted(over))
-        self.lease_history.load(spans, {one.workload_id: one for one in ended})
+        parked = {key for key, one in self.workloads.items() if one.status.HasField("park_time")}
+        last_ends_ns = await self.store.last_span_ends(sorted(parked - {one.workload_id for one in spans}))
+        self.lease_history.load(spans, {one.workload_id: one for one in ended}, last_ends_ns)
 
     @asynccontextmanager
     async def new_binding(self, hello: Hello, *, is_certified: bool) -> AsyncIterator[WorkerBinding | None]:
@@ -294,9 +296,7 @@ class Fleet:
             with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
                 await self.store.write(*rows, *stored_rows)
         except FleetError:
-            for workload_id in before:
-                if (kept := self.workloads.get(workload_id)) is not None:
-                    self.lease_history.note_workload(kept)
+            self.lease_history.note_undone(before)
             raise
         for workload in workloads:
             self.reader.report_bounds.charge(before[workload.workload_id], workload)
@@ -451,6 +451,7 @@ class Fleet:
         except FleetError:
             if self.registry.get(worker_id) is None:
                 self.registry.add(known)
+                self.lease_history.note_undone(one.workload_id for one in workloads)
             for step in reversed(steps):
                 self.ledger.revert(step)
             raise

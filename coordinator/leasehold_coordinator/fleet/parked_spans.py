@@ -11,7 +11,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
-from leasehold_coordinator.fleet.span_queue import SpanQueue, new_span_id, told_time_ns
+from leasehold_coordinator.fleet.span_queue import LastEnds, SpanQueue, new_span_id, told_time_ns
 from leasehold_coordinator.storage.schema import PARKED_SPAN
 from leasehold_coordinator.timestamps import timestamp
 
@@ -27,18 +27,22 @@ class ParkedSpans:
 
     Args:
         queue: The changed spans.
+        last_ends: The ends of spans.
         workloads: The workloads that have not ended.
         registry: The workers, for the GPUs of parked workloads.
     """
 
-    def __init__(self, queue: SpanQueue, workloads: LiveWorkloads, registry: Registry) -> None:
+    def __init__(
+        self, queue: SpanQueue, last_ends: LastEnds, workloads: LiveWorkloads, registry: Registry
+    ) -> None:
         self._queue = queue
+        self._last_ends = last_ends
         self._workloads = workloads
         self._registry = registry
         self._open: dict[str, list[LeaseSpan]] = {}
         """By id of the workload."""
         self._park_times: dict[str, Timestamp] = {}
-        """The worker's ``park_time`` of the open spans, by id of the workload."""
+        """The worker's ``park_time`` of the open spans, by id of the workload. A crash may lose it."""
         self._counts: Counter[str] = Counter()
         """Number of open spans, by id of the worker."""
         self._refused: dict[str, dict[str, None]] = {}
@@ -58,14 +62,13 @@ class ParkedSpans:
             workload = self._workloads.get(workload_id)
             if workload is None:
                 over = ended.get(workload_id)
-                self.end(workload_id, told_time_ns(over.status.end_time if over is not None else None))
+                is_told = over is not None and over.status.HasField("end_time")
+                self.end(workload_id, told_time_ns(over.status.end_time if over and is_told else None))
             elif workload.status.HasField("park_time"):
                 self._park_times[workload_id] = workload.status.park_time
 
     def compare(self, workload: Workload, time_ns: int, *, is_held: bool) -> None:
         """Begins or ends the spans of a workload that has not ended.
-
-        The reports of a workload and of its GPUs come one after the other, so between them nothing changes.
 
         Args:
             workload: The workload.
@@ -74,9 +77,12 @@ class ParkedSpans:
         """
         workload_id, status = workload.workload_id, workload.status
         if status.HasField("lease") and not is_held:
-            return
+            return  # its GPUs are reported soon, and the next lease ends the parked time
         if is_held or not status.HasField("park_time"):
             self.end(workload_id, time_ns)
+            self._refused.get(workload.worker_id, {}).pop(workload_id, None)
+        elif workload_id in self._open and workload_id not in self._park_times:
+            self._park_times[workload_id] = status.park_time
         elif self._park_times.get(workload_id) != status.park_time:
             self.end(workload_id, time_ns)
             self._begin(workload, time_ns)
@@ -87,15 +93,22 @@ class ParkedSpans:
         for span in self._open.pop(workload_id, ()):
             self._counts[span.worker_id] -= 1
             self._queue.end(span, time_ns)
+            self._last_ends.note(span.worker_id, workload_id, span.end_time.ToNanoseconds())
 
     def next_refused(self, worker_id: str) -> Workload | None:
-        """The next workload of a worker whose spans were too many. It is compared again."""
-        refused = self._refused.get(worker_id)
-        if not refused:
-            return None
-        workload_id = next(iter(refused))
-        del refused[workload_id]
-        return self._workloads.get(workload_id)
+        """The next workload of a worker whose spans were too many. None: there is none."""
+        refused = self._refused.get(worker_id, {})
+        while refused:
+            workload_id = next(iter(refused))
+            del refused[workload_id]
+            if (workload := self._workloads.get(workload_id)) is not None:
+                return workload
+        self._refused.pop(worker_id, None)
+        return None
+
+    def is_refused(self, workload: Workload) -> bool:
+        """Whether the spans of a workload were too many."""
+        return workload.workload_id in self._refused.get(workload.worker_id, {})
 
     def forget(self, worker_id: str) -> None:
         """Ends the spans of a deleted worker."""
@@ -106,19 +119,19 @@ class ParkedSpans:
         del self._counts[worker_id]
 
     def _begin(self, workload: Workload, time_ns: int) -> None:
-        known = self._registry.get(workload.worker_id)
-        former = set(workload.status.parked_gpu_uuids)
-        gpus = [gpu for gpu in known.hello.gpus if gpu.uuid in former] if known is not None else []
-        if known is None or not gpus:
-            return
         worker_id, workload_id = workload.worker_id, workload.workload_id
-        is_many = self._counts[worker_id] + len(gpus) > OPEN_LIMIT
-        if is_many or not self._queue.admits(worker_id, len(gpus)):
+        former = set(workload.status.parked_gpu_uuids)
+        known = self._registry.get(worker_id)
+        if known is None or not former:
+            return
+        is_many = self._counts[worker_id] + len(former) > OPEN_LIMIT
+        if is_many or not self._queue.admits(worker_id, len(former)):
             self._refused.setdefault(worker_id, {})[workload_id] = None
             return
-        for gpu in gpus:
+        begin_ns = max(time_ns, self._last_ends.of(worker_id, workload_id))
+        for gpu in (one for one in known.hello.gpus if one.uuid in former):
             span = LeaseSpan(
-                span_id=new_span_id(PARKED_SPAN, time_ns),
+                span_id=new_span_id(PARKED_SPAN, begin_ns),
                 gpu_uuid=gpu.uuid,
                 worker_id=worker_id,
                 worker_name=known.hello.name,
@@ -126,10 +139,10 @@ class ParkedSpans:
                 workload_id=workload_id,
                 workload_name=workload.name,
                 owner=workload.owner,
-                begin_time=timestamp(time_ns),
+                begin_time=timestamp(begin_ns),
                 parked=True,
             )
             self._open.setdefault(workload_id, []).append(span)
+            self._counts[worker_id] += 1
             self._queue.put(span)
-        self._counts[worker_id] += len(gpus)
         self._park_times[workload_id] = workload.status.park_time

@@ -1,6 +1,7 @@
 """The changed spans of the history of leases that the store does not have yet.
 
-Spans are collected in memory, and stored together a little later. A crash loses those of half a second.
+Spans are collected in memory, and stored together a little later. A crash loses those of half a second, or of
+the time for which the store refuses writes.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ WAITING_LIMIT: Final = 65_536
 SPANS_PER_S: Final = 2.0
 SPAN_BURST: Final = 8_192
 """Most spans of one worker, in the long run and at once. A worker may report 200 times per second."""
+
+LAST_ENDS_LIMIT: Final = 262_144
+"""Most GPUs and workloads whose last end is remembered."""
 
 
 @final
@@ -78,6 +82,31 @@ class SpanQueue:
                 raise
 
 
+@final
+class LastEnds:
+    """When the last span of a GPU or of a workload ended, by worker and id. The oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._ends_ns: dict[tuple[str, str], int] = {}
+
+    def note(self, worker_id: str, key: str, end_ns: int) -> None:
+        """Notes an end.
+
+        Args:
+            worker_id: The worker.
+            key: UUID of its GPU, or id of its workload.
+            end_ns: The end.
+        """
+        latest_ns = max(end_ns, self._ends_ns.pop((worker_id, key), 0))
+        self._ends_ns[worker_id, key] = latest_ns
+        if len(self._ends_ns) > LAST_ENDS_LIMIT:
+            del self._ends_ns[next(iter(self._ends_ns))]
+
+    def of(self, worker_id: str, key: str) -> int:
+        """The last end. 0: unknown."""
+        return self._ends_ns.get((worker_id, key), 0)
+
+
 def new_span_id(kind: str, time_ns: int) -> str:
     """An id by time. A worker may choose the time: the random part keeps it from the spans of others.
 
@@ -96,5 +125,5 @@ def told_time_ns(moment: Timestamp | None, earliest_ns: int = 0) -> int:
         earliest_ns: The earliest possible time.
     """
     now_ns = time.time_ns()
-    is_told = moment is not None and is_storable(moment)
-    return min(max(moment.ToNanoseconds() if moment is not None and is_told else now_ns, earliest_ns), now_ns)
+    told_ns = now_ns if moment is None or not is_storable(moment) else moment.ToNanoseconds()
+    return min(max(told_ns, earliest_ns), now_ns)

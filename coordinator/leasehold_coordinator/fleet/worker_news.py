@@ -32,6 +32,9 @@ EVENT_BURST: Final = 1_024
 """Most events of the conditions of one worker and its GPUs, in the long run and at once, and as many of its
 connections. A worker may report 256 GPUs 200 times per second."""
 
+LEFT_OUT_PER_TICK: Final = 100
+"""Most workers that are compared again with the history of leases in one tick."""
+
 WORKLOADS_PER_TICK: Final = 400
 """Most workloads that are published in one tick because the contact of their worker changed.
 
@@ -157,6 +160,12 @@ class WorkerNews:
             if workload is not None:  # it has not ended meanwhile
                 response = WatchWorkloadsResponse(workload=self._reader.view(workload))
                 self._reader.workload_hub.publish(workload_id, response)
+
+    def note_left_out_leases(self) -> None:
+        """Compares workers that had too many changes with the history, at most :data:`LEFT_OUT_PER_TICK`."""
+        for worker_id in self._history.take_left_out(LEFT_OUT_PER_TICK):
+            if (known := self._reader.registry.get(worker_id)) is not None:
+                self._history.note(known, self._reader.gpus(known))
 
     def publish_silent_workers(self) -> None:
         """Publishes workers whose state has changed only by the passing of time."""

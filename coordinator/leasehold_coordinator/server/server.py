@@ -288,6 +288,7 @@ def _watches(fleet: Fleet) -> Parts:
         fleet.worker_news.end_lost_sessions,
         fleet.worker_news.publish_silent_workers,
         fleet.worker_news.publish_due_workloads,
+        fleet.worker_news.note_left_out_leases,
         fleet.refusals.tick,
     )
 

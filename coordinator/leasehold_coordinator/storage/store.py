@@ -344,6 +344,22 @@ class Store:
         found = (self._decoder.decode_if_whole(LeaseSpan, table, row) for row in rows)
         return [span for span in found if span is not None]
 
+    async def last_span_ends(self, workload_ids: Sequence[str]) -> dict[str, int]:
+        """The latest end of a lease span of some workloads in nanoseconds, by id. Spans may lack.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE.
+        """
+        columns = schema.lease_spans.c
+        found: dict[str, int] = {}
+        for first in range(0, len(workload_ids), KEY_LIMIT):
+            keys = workload_ids[first : first + KEY_LIMIT]
+            ended = columns.workload_id.in_(keys) & (columns.end_time_ns < schema.OPEN_END_NS)
+            latest = sa.select(columns.workload_id, sa.func.max(columns.end_time_ns)).where(ended)
+            rows = await self._readers.select(latest.group_by(columns.workload_id), deadline_s=None)
+            found.update((row[0], row[1]) for row in rows)
+        return found
+
     @property
     def last_audit_number(self) -> int | None:
         """Number of the last entry of the audit that this process has committed. None: it committed none."""

@@ -17,7 +17,7 @@ from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet import parked_spans
+from leasehold_coordinator.fleet import parked_spans, span_queue
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.storage.rows import lease_span_row, workload_row
 from leasehold_coordinator.timestamps import timestamp
@@ -273,9 +273,68 @@ def test_what_happened_to_a_parked_workload_out_of_contact_has_the_times_of_its_
         become(bench, "SUSPENDED", 0)
         become(bench, "EXITED", time_ns=time.time_ns() + 3600 * S, was_away=True)
         assert (await spans(bench))[0].end_time.ToNanoseconds() <= time.time_ns()
-        become(bench, "SUSPENDED", 0, time_ns=S, was_away=True)
-        assert (await spans(bench))[0].begin_time.ToNanoseconds() == S
-        become(bench, "EXITED")
+
+    on_bench(tmp_path, story)
+
+
+def test_a_workload_that_was_presumed_dead_is_parked_since_the_end_of_its_last_span(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        connect(bench, "s-1")
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)], was_away=True)
+        over = parked_on(0, PARK_NS)
+        over.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+        await bench.fleet.save_workloads([over])
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)], was_away=True)
+        assert await told(bench) == ["PARKED 0", "PARKED 0…"]
+
+    on_bench(tmp_path, story)
+
+
+def test_a_slow_clock_of_a_worker_begins_no_parked_time_within_the_lease(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        report(bench, known)
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)], was_away=True)
+        assert await told(bench) == ["LEASED 0", "PARKED 0…"]
+
+    on_bench(tmp_path, story)
+
+
+def test_a_suspend_while_the_worker_was_away_ends_the_lease_when_the_worker_says(tmp_path: Path) -> None:
+    """Another workload has the GPU since a later time."""
+
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=False)
+        bench.fleet.worker_news.publish(known)
+        park_ns = time.time_ns()
+        await asyncio.sleep(0.01)
+        await bench.fleet.save_workloads([parked_on(0, park_ns)], was_away=True)
+        connect(bench, "s-2", leased(0, "w-2", since_ns=time.time_ns()))
+        first, parked, second = sorted(await spans(bench), key=lambda one: one.span_id[2:])
+        assert (first.workload_id, parked.parked, second.workload_id) == ("w-1", True, "w-2")
+        assert first.end_time.ToNanoseconds() == parked.begin_time.ToNanoseconds() == park_ns
+        assert second.begin_time.ToNanoseconds() > park_ns
+
+    on_bench(tmp_path, story)
+
+
+def test_a_result_right_before_the_end_of_a_session_has_the_time_of_the_coordinator(tmp_path: Path) -> None:
+    """The lease entry that a result changes has the begin of the state before."""
+
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        before_ns = time.time_ns()
+        known = connect(bench, "s-1", leased(0, "w-1", since_ns=PARK_NS))
+        (lease,) = [one for one in known.leases if one.state == lease_pb2.SLOT_STATE_LEASED]
+        lease.state = lease_pb2.SLOT_STATE_FREE  # as apply_result does, which publishes nothing
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=False)
+        bench.fleet.worker_news.publish(known)
+        (span,) = await spans(bench)
+        assert span.end_time.ToNanoseconds() >= before_ns
 
     on_bench(tmp_path, story)
 
@@ -302,8 +361,9 @@ def test_parked_spans_are_bounded_by_gpus_and_begin_later_if_they_were_too_many(
 
     async def story(bench: Bench) -> None:
         nonlocal ahead_s
+        await load(bench)
         bench.fleet.lease_history._queue._bounds._burst = 10
-        known = connect(bench, "s-1")
+        connect(bench, "s-1")
         for _ in range(20):
             become(bench, "SUSPENDED", 0, 1)
             become(bench, "RUNNING")
@@ -312,7 +372,7 @@ def test_parked_spans_are_bounded_by_gpus_and_begin_later_if_they_were_too_many(
         become(bench, "SUSPENDED", 0, 1, time_ns=parked_ns)
         assert len(await spans(bench, parked=True)) == 10
         ahead_s += 60
-        report(bench, known)
+        bench.fleet.worker_news.note_left_out_leases()
         found = [one for one in await spans(bench, parked=True) if is_open(one)]
         assert [one.begin_time.ToNanoseconds() for one in found] == [parked_ns] * 2
 
@@ -413,6 +473,18 @@ def test_a_write_that_takes_long_or_fails_loses_no_parked_time(tmp_path: Path) -
             await bench.fleet.save_workloads([over])
         bench.store.write = write  # type: ignore[method-assign]
         assert (await told(bench))[-2:] == ["PARKED 0", "PARKED 0…"]
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=True)
+        bench.fleet.sessions.clear()
+        unknown = parked_on(1, PARK_NS)
+        unknown.workload_id = "w-2"
+        bench.store.write = refuse  # type: ignore[method-assign]
+        with pytest.raises(FleetError, match="the disk is full"):
+            await bench.fleet.delete_worker(known)
+        with pytest.raises(FleetError):
+            await bench.fleet.save_workloads([unknown])
+        bench.store.write = write  # type: ignore[method-assign]
+        (kept,) = [one for one in await spans(bench, parked=True) if is_open(one)]
+        assert kept.workload_id == "w-1"
 
     on_bench(tmp_path, story)
 
@@ -426,16 +498,80 @@ def test_open_parked_spans_of_a_worker_are_bounded(tmp_path: Path, monkeypatch: 
 
     async def story(bench: Bench) -> None:
         await load(bench)
-        known = connect(bench, "s-1")
+        connect(bench, "s-1")
         other = parked_on(1, PARK_NS)
         other.workload_id = "w-2"
         await bench.fleet.save_workloads([parked_on(0, PARK_NS), other])
+        bench.fleet.worker_news.note_left_out_leases()
         assert [one.slot for one in await spans(bench)] == [0]
         become(bench, "EXITED")
-        report(bench, known)
+        bench.fleet.worker_news.note_left_out_leases()
         assert [one.slot for one in await spans(bench) if is_open(one)] == [1]
+        assert bench.fleet.lease_history.take_left_out(9) == []
 
     on_bench(tmp_path, story)
+
+
+def test_a_full_queue_delays_spans_and_loses_none_of_what_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(bench: Bench) -> None:
+        await load(bench)
+        known = connect(bench, "s-1", leased(0, "w-2"), leased(1, "w-3"))
+        await bench.fleet.lease_history.flush()
+        monkeypatch.setattr(span_queue, "WAITING_LIMIT", 0)
+        report(bench, known)
+        become(bench, "SUSPENDED", 0)
+        monkeypatch.undo()
+        bench.fleet.worker_news.note_left_out_leases()
+        assert [one.parked for one in await spans(bench) if is_open(one)] == [True]
+
+    on_bench(tmp_path, story)
+
+
+def test_a_gpu_that_another_worker_took_has_one_open_span(tmp_path: Path) -> None:
+    """The worker that had the GPU has not reported since the start of the coordinator."""
+
+    async def before(bench: Bench) -> None:
+        connect(bench, "s-1", leased(0, "w-1"))
+        await bench.fleet.lease_history.flush()
+
+    async def after(bench: Bench) -> None:
+        await load(bench)
+        thief = make_hello("beta", worker_id="worker-beta")
+        thief.gpus[0].uuid = thief.gpu_leases[0].gpu_uuid = "GPU-alpha-0"
+        thief.gpu_leases[0].MergeFrom(leased(0, "w-2"))
+        robbed = bench.fleet.registry.take_gpus(thief)
+        known = bench.fleet.registry.welcome(thief, 1, SessionId("s-2"), time.monotonic(), time.time_ns())
+        await bench.fleet.save_worker(thief, 1, robbed)
+        bench.fleet.worker_news.publish(known)
+        open_ones = [one for one in await spans(bench, gpu_uuid="GPU-alpha-0") if is_open(one)]
+        assert [one.worker_id for one in open_ones] == ["worker-beta"]
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
+
+
+@pytest.mark.parametrize("lost", ["workload", "end of the span", "end of the workload"])
+def test_a_crash_between_a_workload_and_its_span_doubles_no_parked_time(tmp_path: Path, lost: str) -> None:
+    async def before(bench: Bench) -> None:
+        await park(bench)
+        if lost == "end of the workload":
+            become(bench, "EXITED")
+            await bench.fleet.lease_history.flush()
+
+    async def after(bench: Bench) -> None:
+        record = parked_on(0, PARK_NS)
+        if lost == "workload":  # it is stored as it was before the suspend
+            record = make_workload(WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING))
+            record.status.lease.workload_id = "w-1"
+        await load(bench, record)
+        await bench.fleet.save_workloads([parked_on(0, PARK_NS)], was_away=True)
+        again = ["PARKED 0", "PARKED 0…"] if lost == "end of the workload" else ["PARKED 0…"]
+        assert await told(bench) == ["LEASED 0", *again]
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
 
 
 def test_another_worker_changes_no_parked_time_of_a_workload_that_it_names(
@@ -601,8 +737,9 @@ def test_a_flood_of_changes_is_bounded_and_the_last_state_is_noted(tmp_path: Pat
             report(bench, known, leased(0, f"w-{number}"))
         assert len(await spans(bench)) < 50
         ahead_s += 60
-        report(bench, known, leased(0, "w-last"))
-        assert (await spans(bench))[0].workload_id == "w-last"
+        bench.fleet.worker_news.note_left_out_leases()  # the worker reports no other change
+        (last,) = [one for one in await spans(bench) if is_open(one)]
+        assert last.workload_id == "w-199"
 
     on_bench(tmp_path, story)
 

@@ -28,7 +28,8 @@ export class History {
     this.commands = new Map();
     this.events = new Map();
     this.cutAt = 0; // the time before which an answer was truncated, or 0
-    this.lacksParked = false; // whether the last answer lacks parked times that go on
+    this.lostAt = 0; // the time before which ends of spans may be unknown, or 0
+    this.lacksParked = false; // whether parked times that go on did not fit
     this.problem = "";
     this.onLoad = onLoad;
     this.query = query;
@@ -101,8 +102,13 @@ export class History {
     }
     const isPart = this.known !== null;
     const [leases, marks] = await Promise.all([this.spansOf(from, to), this.query ? { commands: [], events: [] } : ask(`/api/marks?${timeOf(from, to)}`)]);
-    if (!isPart) this.spans.clear(); // between these and the new ones there may be unknown ones
-    const lost = await this.takeAll(leases, to);
+    if (!isPart) {
+      this.spans.clear(); // between these and the new ones there may be unknown ones
+      this.lostAt = 0;
+      this.lacksParked = false;
+    }
+    const lacked = this.lacksParked;
+    await this.takeAll(leases, to);
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
     if (isPart && !this.known) return; // forgotten meanwhile: the part does not count as loaded
@@ -114,7 +120,7 @@ export class History {
     this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
     if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
-    this.cutAt = Math.max(this.cutAt, lost);
+    if (lacked && hasOpen(leases.parked, leases.is_parked_truncated)) this.loadAnew(); // those that lack may fit now
     this.onLoad();
   }
 
@@ -123,23 +129,26 @@ export class History {
     const to = this.known[1];
     if (![...this.spans.values()].some((one) => !one.end_time && one.begin_time < to)) return;
     const leases = await this.spansOf(this.freshAt - OVERLAP_MS, to);
-    this.cutAt = Math.max(this.cutAt, await this.takeAll(leases, to));
-    if (leases.is_truncated) {
-      this.wanted ??= this.known;
-      this.known = null;
-    }
+    await this.takeAll(leases, to);
+    if (leases.is_truncated) this.loadAnew();
     this.freshAt = leases.time;
     this.onLoad();
   }
 
+  // Lets the next call load all of the loaded time.
+  loadAnew() {
+    this.wanted ??= this.known;
+    this.known = null;
+  }
+
   // Keeps the spans of an answer. Those that it lacks although they went on have ended before the asked time, or were
-  // deleted. Returns the time before which an end may be unknown, or 0.
+  // deleted.
   async takeAll(leases, to) {
     const ended = this.take(leases, to);
-    if (!ended.length) return 0;
+    if (!ended.length) return;
     const again = await this.spansOf(Math.min(...ended.map((one) => one.begin_time)) - 1, to);
     for (const deleted of this.take(again, to)) this.spans.delete(deleted.span_id);
-    return Math.max(0, cutOf(again));
+    this.lostAt = Math.max(this.lostAt, cutOf(again));
   }
 
   spansOf(from, to) {
@@ -160,13 +169,13 @@ export class History {
     this.keep(parked);
     const ids = new Set([...spans, ...parked].map((one) => one.span_id));
     const hasAllOpen = { false: hasOpen(spans, isTruncated), true: hasOpen(parked, isParkedTruncated) };
-    this.lacksParked = !hasAllOpen.true;
+    this.lacksParked ||= !hasAllOpen.true;
     return [...this.spans.values()].filter((one) => !one.end_time && one.begin_time < to && !ids.has(one.span_id) && hasAllOpen[Boolean(one.parked)]);
   }
 
   // Whether more happened since a time than answers have.
   isCut(start) {
-    return start < this.cutAt;
+    return start < Math.max(this.cutAt, this.lostAt);
   }
 
   // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.

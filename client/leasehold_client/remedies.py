@@ -32,7 +32,10 @@ REMEDIES: Final = {
     "PERMISSION_OR_OS": "Follow the message. docs/security.md has the capabilities.",
     "TARGET_NOT_RUNNABLE": "Continue the target, or detach the tracer.",
     "TARGET_CRASHED": "Read the program's output: `leasehold logs`. Raise the limit.",
-    "DRIVER_TIMEOUT": "Use `leasehold restore`, which asks again.",
+    "DRIVER_TIMEOUT": (
+        "If the workload is UNKNOWN, use `leasehold restore`, which asks again. "
+        "Else look for a debugger and Xid errors, and try again."
+    ),
     "DRIVER_ERROR": "Look up the driver's answer, which `cuda_result` in the metadata names.",
     "REMAP_NOT_APPLIED": "Update the driver.",
     "MEMORY_NOT_FREED": "Update the driver.",
@@ -62,7 +65,10 @@ REMEDIES: Final = {
         "Repeat the request with its `request_id`. If that does not help: look at the disk and the log."
     ),
     "INVALID_TOKEN": "List or watch from the start.",
-    "OUTPUT_UNAVAILABLE": "Look at the file that the message names, on the worker's host.",
+    "OUTPUT_UNAVAILABLE": (
+        "For `run`: look at the file that the message names, on the worker's host. "
+        "Other programs write where their caller reads."
+    ),
     "INTERNAL": "Report the message, with the daemon's log.",
     "DEVICE_NODE_MISSING": "Give the container of the process all GPUs.",
     "UNSAFE_KILL": "Resume a process that a signal has stopped. Otherwise try later, or use `stop --force`.",

@@ -156,7 +156,7 @@ LEASE_SPAN: Final[Rows] = {
     "end_time": SHOWN,
     "parked": SHOWN,
 }
-"""A use of a GPU by a workload of others, or its parked time. docs/security.md permits the history of others."""
+"""A use of a GPU by a workload of others, or its parked time. docs/security.md permits that."""
 
 GPU: Final[Rows] = {
     "worker_id": SHOWN,

@@ -75,7 +75,12 @@ class FleetReader:
         return worker_view(known, self.registry.state(known, time.monotonic()), self.refusal(known))
 
     def refusal(self, known: KnownWorker) -> str:
-        """Why a worker is refused: it is blocked, or its last session ended so. Empty: it is not."""
+        """Why a worker is refused: it is blocked, its last session ended so, or no session can be stored.
+
+        Empty: it is not.
+        """
+        if known.session_id is None and not known.left and not self.store.health.is_serving:
+            return "the coordinator's store can't be written: look at its disk"
         subject = f"worker/{known.hello.name}"
         why = why_blocked(subject)
         if self.certificates.is_revoked(subject):

@@ -177,3 +177,18 @@ def test_a_start_repeats_no_event_of_an_earlier_goodbye(tmp_path: Path) -> None:
         assert sorted(kinds) == [event_pb2.EVENT_KIND_WORKER_CONNECTED, event_pb2.EVENT_KIND_WORKER_LEFT]
 
     on_bench(tmp_path, scenario)
+
+
+def test_a_worker_whose_reports_can_not_be_stored_has_that_reason(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        hello = make_hello()
+        known = bench.fleet.registry.welcome(hello, 1, SessionId("s-1"), time.monotonic(), time.time_ns())
+        bench.store.health.is_serving = False
+        assert bench.fleet.reader.worker(known).refusal == ""
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=False)
+        told = "the coordinator's store can't be written: look at its disk"
+        assert bench.fleet.reader.worker(known).refusal == told
+        bench.store.health.is_serving = True
+        assert bench.fleet.reader.worker(known).refusal == ""
+
+    on_bench(tmp_path, story)

@@ -243,7 +243,10 @@ def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> 
     if call in (DriverCall.STATE, DriverCall.TRACE_PERMISSION):
         meaning = "the state of the process is unknown, as a peer of it may have delayed the call: try again"
     else:
-        meaning = "the effect of the call is unknown: a restore asks the driver again"
+        meaning = (
+            "the effect of the call is unknown: if the workload is UNKNOWN, restore it, which asks the "
+            "driver again; else look for a debugger and Xid errors, and try again"
+        )
     return OperationError(reason, f"{error}, so {meaning}", {"pid": str(pid), "phase": str(call)})
 
 

@@ -98,7 +98,8 @@ class PolicyChecks:
             if refusal and not self._is_harmless(workload, refusal):
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
-                    raise OperationError(refusal, f"{message}: choose another policy, or use `--force`")
+                    remedy = "choose another policy, or use `leasehold suspend --force`"
+                    raise OperationError(refusal, f"{message}: {remedy}")
                 plan.findings.warn("policy", f"{message}, which is permitted")
 
     def _check_weights(self, workload: Workload, plan: Plan) -> None:

@@ -120,7 +120,7 @@ def require_ready(workload: Workload) -> None:
     """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY."""
     if workload.awaits_readiness and workload.has_probe:
         why = workload.unready or "its readiness probe has not answered yet"
-        raise _not_ready(workload, why, "use `--force`")
+        raise _not_ready(workload, why, f"use `leasehold suspend {workload.name} --force`")
 
 
 def _not_ready(workload: Workload, why: str, other: str) -> OperationError:

@@ -12,7 +12,7 @@ from leasehold_worker.threads import run_in_thread
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
-from leasehold_worker.workloads.workload import Workload
+from leasehold_worker.workloads.workload import RUN, Workload
 
 CHUNK_LIMIT_BYTES: Final = 65_536
 """Bytes of one answer, well below the limit of a frame."""
@@ -47,6 +47,9 @@ async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
         raise invalid("limit_bytes", f"limit_bytes {request.limit_bytes} is negative: give 0 or more")
     try:
         offset, data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
+    except FileNotFoundError as error:
+        refusal = _unavailable(workload, "no file") if workload.origin == RUN else _elsewhere(workload)
+        raise refusal from error
     except OSError as error:
         raise _unavailable(workload, error.strerror or "disk error") from error
     chunk = OutputChunk(read_id=request.read_id, data=data, end=end)
@@ -76,6 +79,15 @@ async def _read(workload: Workload, offset: int, limit_bytes: int) -> tuple[int,
             read_kept, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
         )
     raise _unavailable(workload, f"the disk did not answer within {READ_TIMEOUT_S:g} s")
+
+
+def _elsewhere(workload: Workload) -> OperationError:
+    """The refusal for a program that the worker did not start."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+        f"workload {workload.name} has no output here: it was not started by `leasehold run`, and writes "
+        "where its own caller reads, such as to the terminal of `leasehold exec`",
+    )
 
 
 def _unavailable(workload: Workload, why: str) -> OperationError:

@@ -146,7 +146,8 @@ class TopApp(App[None]):
         """Shows new rows, if anything has changed since the last ones."""
         feed = self._filter
         refusal = self.contact.refusal
-        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s, refusal)
+        is_moving = self._operations.is_moving
+        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s, refusal, is_moving)
         self._update_texts()
         if state == self._shown or self._paused_at_s is not None:
             return
@@ -156,7 +157,10 @@ class TopApp(App[None]):
             self._view = replace(self._view, opens_hosts=opens)
         matches = feed.matches if feed is not None and not feed.refusal else None
         self._fleet.empty = self._empty_text()
-        self._fleet.show(fleet_rows(self.model, replace(self._view, matches=matches)))
+        view = replace(self._view, matches=matches)
+        if is_moving:  # any slot may be the target
+            view = replace(view, words=(), matches=None)
+        self._fleet.show(fleet_rows(self.model, view))
         self._commands.show(command_rows(self.model))
         self._operations.tell_outcomes()
 

@@ -147,7 +147,8 @@ class TopApp(App[None]):
         feed = self._filter
         refusal = self.contact.refusal
         is_moving = self._operations.is_moving
-        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s, refusal, is_moving)
+        revisions = (self.model.revision, feed and feed.revision)
+        state = (*revisions, self._view, self._paused_at_s, refusal, is_moving)
         self._update_texts()
         if state == self._shown or self._paused_at_s is not None:
             return

@@ -10,6 +10,7 @@ Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import select
@@ -80,13 +81,26 @@ def stop_signals() -> int:
     return readable
 
 
+def parse_interval(text: str) -> float:
+    """Parses seconds between 0 and a day."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write seconds from 0 to 86400, such as 0.1")
+    return seconds
+
+
 def main() -> int:
     """Counts until it is told to stop. Returns 1 if a byte was wrong."""
     parser = argparse.ArgumentParser(description="Count in GPU memory, checking every byte at every count.")
     parser.add_argument(
         "--bytes", type=parse_size, default="64MiB", metavar="SIZE", help="size of the buffer"
     )
-    parser.add_argument("--interval-s", type=float, default=0.1, metavar="S", help="time between two counts")
+    parser.add_argument(
+        "--interval-s", type=parse_interval, default=0.1, metavar="S", help="time between two counts"
+    )
     parser.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device to use")
     parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")
     options = parser.parse_args()

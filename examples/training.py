@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import sys
 import threading
 from collections.abc import Mapping
@@ -176,12 +177,32 @@ class GpuMemory:
         return values[0] if values else None
 
 
+def parse_interval(text: str) -> float:
+    """Parses seconds between 0 and a day."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write seconds from 0 to 86400, such as 0.1")
+    return seconds
+
+
+def parse_seed(text: str) -> int:
+    """Parses a whole number from 0 on."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: write a whole number from 0 on")
+    return int(text)
+
+
 def main() -> None:
     """Trains to the last step, from the first or from where it was stopped."""
     parser = argparse.ArgumentParser(description="Train a small network that Leasehold can stop and move.")
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="last step")
-    parser.add_argument("--interval-s", type=float, default=0.01, metavar="S", help="time between two steps")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of everything random")
+    parser.add_argument(
+        "--interval-s", type=parse_interval, default=0.01, metavar="S", help="time between two steps"
+    )
+    parser.add_argument("--seed", type=parse_seed, default=1, metavar="N", help="seed of everything random")
     parser.add_argument("--gpu", action="store_true", help="keep the weights in GPU memory")
     options = parser.parse_args()
 

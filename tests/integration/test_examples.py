@@ -284,6 +284,22 @@ def test_a_gateway_restores_a_server_on_demand(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
+    ("example", "option", "told"),
+    [
+        *(("counter", f"--interval-s={one}", "is no time") for one in ("-1", "nan", "inf", "x")),
+        ("training", "--interval-s=inf", "is no time"),
+        ("training", "--seed=-1", "is no seed"),
+    ],
+)
+def test_an_example_refuses_a_number_that_it_can_not_use(example: str, option: str, told: str) -> None:
+    command = [sys.executable, str(ROOT / f"examples/{example}.py"), option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("listen", "server", "told"),
     [
         ("nonsense", "127.0.0.1:8000", "'nonsense' is no address: write HOST:PORT"),

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message_factory import GetMessageClass
 from leasehold.v1.hook_pb2 import Hook
 
+from leasehold_client.arguments.job_document import parse_json
 from leasehold_client.arguments.suggestions import close_to
 from leasehold_client.errors import UsageError
 
@@ -49,7 +50,7 @@ def read_hooks(path: Path) -> list[Hook]:
             "name a file with a JSON list of hooks"
         )
     try:
-        documents = json.loads(data)
+        documents = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the hooks file {path} is not JSON ({error}): write hooks as [{{…}}, …]") from error
     if not isinstance(documents, list):

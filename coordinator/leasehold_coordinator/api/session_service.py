@@ -242,6 +242,7 @@ class SessionService(SessionServiceServicer):
         await self._dispatcher.welcome(session)
         if session.known is not None:
             session.hello = session.known.hello  # frees the volatile fields, which are kept elsewhere by now
+            self._fleet.registry.applied(session.known)
             if self._fleet.reader.is_current(session):
                 self._fleet.worker_news.publish(session.known)
         crash_point("welcomed")
@@ -308,8 +309,10 @@ class SessionService(SessionServiceServicer):
                     self._fleet.registry.seen(session.known, time.monotonic(), time.time_ns())
                 if (work := self._take(session, frame)) is not None:
                     await finish(work)
-                known = session.known
-                if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
+                if (known := session.known) is None:
+                    continue
+                self._fleet.registry.applied(known)
+                if pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic()):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
             self._audit(error, context, session.identity, session)

@@ -64,7 +64,7 @@ from leasehold_coordinator.timestamps import duration, now_timestamp
 logger = logging.getLogger(__name__)
 
 SHORT_TIMEOUT_S: Final = 60.0
-"""Default timeout of commands that move no memory."""
+"""Default timeout of commands that move no memory, and restore no application."""
 
 LONG_TIMEOUT_S: Final = 600.0
 """Default timeout of commands that move memory. A suspend of 80 GB takes 40 s."""
@@ -132,7 +132,8 @@ class CommandCreation:
                 hold_id=request.hold_id,
                 preempt=room.preempted_ids,
             )
-            default_s = LONG_TIMEOUT_S if room.preempted_ids else SHORT_TIMEOUT_S
+            is_long = bool(room.preempted_ids or request.checkpoint_id)
+            default_s = LONG_TIMEOUT_S if is_long else SHORT_TIMEOUT_S
             command = new_command(
                 request.request_id,
                 workload.worker_id,

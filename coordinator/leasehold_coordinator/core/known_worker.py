@@ -36,6 +36,7 @@ class KnownWorker:
         left: The worker said goodbye, in this or an earlier run of the coordinator, and has no session since.
         last_seen: When the last frame came.
         last_seen_ns: When the last frame came, in nanoseconds of the Unix epoch. None: no frame has come.
+        applied_ns: When the last frame came whose reports are stored, likewise. None: none has come.
         load_sequence: The sequence number of the last load.
         load_interval_s: The time between two loads, as the coordinator told the worker.
         loads_since_silence: Number of loads since the worker was last silent.
@@ -58,6 +59,7 @@ class KnownWorker:
     left: bool = False
     last_seen: float = 0.0
     last_seen_ns: int | None = None
+    applied_ns: int | None = None
     load_sequence: int = 0
     load_interval_s: float = 0.0
     loads_since_silence: int = LOADS_TO_COME_BACK
@@ -74,6 +76,11 @@ class KnownWorker:
     def last_seen_time(self) -> timestamp_pb2.Timestamp | None:
         """When the last frame came, as clients see it. None: no frame has come."""
         return timestamp(self.last_seen_ns) if self.last_seen_ns is not None else None
+
+    @property
+    def applied_time(self) -> timestamp_pb2.Timestamp | None:
+        """When the last frame came whose reports are stored, as clients see it. None: none has come."""
+        return timestamp(self.applied_ns) if self.applied_ns is not None else None
 
     @property
     def free_gpu_uuids(self) -> list[str]:

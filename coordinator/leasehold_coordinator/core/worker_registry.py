@@ -284,6 +284,7 @@ class Registry:
             reported=True,
             last_seen=now,
             last_seen_ns=time_ns,
+            applied_ns=before.applied_ns if before else None,
             load_sequence=before.load_sequence if before and same_instance else 0,
             pace=before.pace if before else FramePace(),  # a new session is no new allowance
         )
@@ -302,6 +303,10 @@ class Registry:
     def seen(self, known: KnownWorker, now: float, time_ns: int) -> None:
         """Notes that a frame came. Any frame proves that the worker is alive."""
         known.last_seen, known.last_seen_ns = now, time_ns
+
+    def applied(self, known: KnownWorker) -> None:
+        """Notes that the reports of the last frame are stored."""
+        known.applied_ns = known.last_seen_ns
 
     def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
         """Applies a load, unless a newer load came before.

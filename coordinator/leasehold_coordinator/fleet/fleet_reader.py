@@ -100,7 +100,7 @@ class FleetReader:
         """A workload as clients see it."""
         known = self.registry.get(workload.worker_id)
         in_contact = self.is_in_contact(workload.worker_id)
-        return workload_view(workload, in_contact=in_contact, seen=known.last_seen_time if known else None)
+        return workload_view(workload, in_contact=in_contact, seen=known.applied_time if known else None)
 
     def is_current(self, session: Session) -> bool:
         """Whether a session is live: neither ended nor superseded."""

@@ -179,6 +179,26 @@ def test_a_start_repeats_no_event_of_an_earlier_goodbye(tmp_path: Path) -> None:
     on_bench(tmp_path, scenario)
 
 
+def test_a_workload_has_the_time_of_the_last_report_that_is_stored(tmp_path: Path) -> None:
+    """A worker whose reports the store refuses connects again and again."""
+
+    async def story(bench: Bench) -> None:
+        registry, hello = bench.fleet.registry, make_hello()
+        workload = Workload(workload_id="w-1", worker_id=hello.worker_id)
+        stored_ns = time.time_ns()
+        known = registry.welcome(hello, 1, SessionId("s-1"), time.monotonic(), stored_ns)
+        assert not bench.fleet.reader.view(workload).HasField("report_time")
+        registry.applied(known)
+        for number in (2, 3):
+            registry.seen(known, time.monotonic(), time.time_ns())
+            registry.disconnect(known, known.session_id or SessionId(""), left=False)
+            assert bench.fleet.reader.view(workload).report_time.ToNanoseconds() == stored_ns
+            now_ns = time.time_ns()
+            known = registry.welcome(hello, number, SessionId(f"s-{number}"), time.monotonic(), now_ns)
+
+    on_bench(tmp_path, story)
+
+
 def test_a_worker_whose_reports_can_not_be_stored_has_that_reason(tmp_path: Path) -> None:
     async def story(bench: Bench) -> None:
         hello = make_hello()

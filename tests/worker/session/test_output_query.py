@@ -18,7 +18,7 @@ from tests.worker.workloads.test_invariants import workload
     ("origin", "told"),
     [
         (RUN, "can't be read (no file): check "),
-        (EXEC, "has no output here: it was not started by `leasehold run`"),
+        (EXEC, "not started by `leasehold run`, and writes where its own caller reads, such as the terminal"),
         (CLAIM, "has no output here: it was not started by `leasehold run`"),
     ],
 )

@@ -173,7 +173,7 @@ function stateFacts(workload) {
 
 function specFacts(workload) {
   const spec = workload.spec;
-  if (!spec) return h("p", { class: "muted" }, "Only its owner and operators see the specification.");
+  if (!spec) return h("p", { class: "muted" }, mayActOn(workload) ? "It has no specification: Leasehold did not start it." : "Only its owner and operators see the specification.");
   const resources = spec.resources ?? {};
   const facts = [];
   if (spec.arguments?.length) facts.push(["Command", h("code", {}, spec.arguments.join(" "))]);

@@ -173,7 +173,8 @@ class Strays:
             error = OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
                 f"workload {workload.name} may be on {', '.join(others)}, which can't be leased to it: "
-                "stop it, or the workload that leases that GPU",
+                "if it is suspended, restore it, which takes other GPUs; else stop it, or the workload that "
+                "leases that GPU",
             )
             logger.error("%s", error.message)
             self._parts.workloads.settle(workload, UNKNOWN, (), home=stray.gpu_uuids, error=error)

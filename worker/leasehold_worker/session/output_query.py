@@ -12,7 +12,7 @@ from leasehold_worker.threads import run_in_thread
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
-from leasehold_worker.workloads.workload import RUN, Workload
+from leasehold_worker.workloads.workload import EXEC, RUN, Workload
 
 CHUNK_LIMIT_BYTES: Final = 65_536
 """Bytes of one answer, well below the limit of a frame."""
@@ -86,7 +86,7 @@ def _elsewhere(workload: Workload) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
         f"workload {workload.name} has no output here: it was not started by `leasehold run`, and writes "
-        "where its own caller reads, such as to the terminal of `leasehold exec`",
+        f"where its own caller reads{', such as the terminal' if workload.origin == EXEC else ''}",
     )
 
 

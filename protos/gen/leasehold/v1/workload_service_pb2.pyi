@@ -107,7 +107,7 @@ class CreateWorkloadRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Timeout of the start, with its wait. Absent: 60 s."""
+        """Timeout of the start, with its wait. Absent: 60 s, or 600 s with a checkpoint or with workloads to suspend."""
 
     @_builtins.property
     def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

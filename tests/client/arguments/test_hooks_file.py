@@ -24,7 +24,7 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ('{"name": "one"}', "is not a list: write hooks as [{…}, …]"),
-        ('[{"timeout": "1s", "timeout": "2s"}]', "the key 'timeout' occurs twice in one table: leave one out"),
+        ('[{"name": "a", "name": "b"}]', "the key 'name' occurs twice in one table: leave one out"),
         ("[3]", "hook 0 is 3, not an object: write {…}"),
         (
             '[{}, {"nmae": "x"}]',

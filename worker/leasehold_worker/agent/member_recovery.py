@@ -217,7 +217,10 @@ class MemberRecovery:
             outcome.displacement = _displacement(outcome, listed, pairs)
             outcomes.append(outcome)
         home = () if target.members else target.home
-        newcomers = await self._parts.verification.measured(list(found.values()), home)
+        # A suspended member has no device memory, so what it needs again is unknown.
+        suspended = [member for member in found.values() if member.state == CHECKPOINTED]
+        others = [member for member in found.values() if member.state != CHECKPOINTED]
+        newcomers = [*suspended, *await self._parts.verification.measured(others, home)]
         return outcomes + [MemberOutcome.of(member) for member in newcomers]
 
     async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:

@@ -49,6 +49,7 @@ class Stray:
         program: The first process.
         arguments: Its arguments.
         gpu_uuids: GPUs on which NVML lists its processes, else those of its start by the worker's record.
+        is_listed: Whether NVML lists its processes.
         account: Its Unix user. None: the worker's.
     """
 
@@ -57,6 +58,7 @@ class Stray:
     program: ProcessIdentity
     arguments: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
+    is_listed: bool
     account: Account | None
 
 
@@ -91,6 +93,9 @@ class Strays:
         with trio.move_on_after(SEARCH_TIMEOUT_S) as search:
             living = await trio.to_thread.run_sync(self._find, known - over, abandon_on_cancel=True)
             found = [stray for stray in living if stray.workload_id not in over]
+            found.sort(
+                key=lambda stray: not stray.is_listed
+            )  # a suspended one may have lost its GPUs to others
             for stray in found:
                 self._register(stray)
             for stray in living:
@@ -159,7 +164,7 @@ class Strays:
         workload = self._parts.programs.workload(
             stray.workload_id, stray.name, spec, stray.program, lease, None, account=stray.account
         )
-        workload.mark_restored()  # possibly restored: without a journal this is unknown
+        workload.take_back()
         self._parts.host_shares.take_back(workload)
         self._parts.exit_monitor.add(workload)
         logger.warning(
@@ -198,7 +203,8 @@ def _describe(folder: Path, program: ProcessIdentity, parts: Parts) -> Stray:
     name = record.name if _NAME.fullmatch(record.name) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))
     account = _account(program, parts.workloads.user_folder(workload_id))
-    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique, account)
+    arguments = tuple(command_line(program.pid))
+    return Stray(workload_id, name, program, arguments, unique, bool(listed), account)
 
 
 def _account(program: ProcessIdentity, user_folder: Path) -> Account | None:

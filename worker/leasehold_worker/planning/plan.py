@@ -12,7 +12,7 @@ from leasehold.v1.plan_pb2 import Tier
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair
-from leasehold_worker.driver.members import CHECKPOINTED, Member, needed_by_gpu
+from leasehold_worker.driver.members import CHECKPOINTED, Member, are_unlisted, needed_by_gpu
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
@@ -142,6 +142,11 @@ class Plan:
     def members(self) -> list[Member]:
         """The CUDA processes of all workloads."""
         return [member for target in self.targets for member in target.members]
+
+    @property
+    def is_unsized(self) -> bool:
+        """Whether the device memory of all members is unknown, such as of suspended ones without a record."""
+        return are_unlisted(self.members) and not any(member.total_bytes for member in self.members)
 
     @property
     def bytes_by_pid(self) -> dict[int, int]:

@@ -151,8 +151,8 @@ class PlanMembers:
         return not await self._verification.listed_gpus(resident) <= set(plan.target.destination)
 
     async def estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
-        """The duration of the driver's copies. All other calls take milliseconds."""
-        if not plan.members:
+        """The duration of the driver's copies. All other calls take milliseconds. None: unknown."""
+        if not plan.members or plan.is_unsized:
             return None
         lanes_s: list[float] = []
         chips: dict[str, int] = {}

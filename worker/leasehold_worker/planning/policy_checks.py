@@ -250,7 +250,7 @@ class PolicyChecks:
         workload, policy = plan.target.workload, plan.policy
         if policy is None:
             return
-        moved = sum(member.total_bytes for member in plan.members)
+        moved = None if plan.is_unsized else sum(member.total_bytes for member in plan.members)
         told = {need.tier for need in plan.tiers}
         for tier in strategy_of(policy).tiers:
             if tier in told:

@@ -232,6 +232,14 @@ class Workload:
         """Records that members were restored, perhaps only some of them."""
         self.restored = True
 
+    def take_back(self) -> None:
+        """Records that the journal had lost the workload, and whether members were restored.
+
+        The coordinator ignores generations that it has seen. Those of before are small numbers.
+        """
+        self.mark_restored()
+        self.generation = int(time.time())
+
     async def find_processes(self) -> list[ProcessIdentity]:
         """The living processes of the workload, by start time.
 

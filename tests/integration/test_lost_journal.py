@@ -1,0 +1,33 @@
+"""A worker that has lost its journal, as docs/troubleshooting.md has it, finds what it started."""
+
+import pytest
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+
+from .fleets import Fleet
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attempt", range(2))  # the ids of workloads are random, and so is their order
+def test_a_suspended_and_a_running_workload_are_told_apart(fleet: Fleet, attempt: int) -> None:
+    fleet.run_counter("parked")
+    for _ in range(2):
+        fleet.cli("suspend", "parked")
+        fleet.cli("restore", "parked")
+    fleet.cli("suspend", "parked")
+    fleet.run_counter("running")  # on the former GPU of the other one
+    fleet.end("alpha")
+    for path in (fleet.folder / "alpha").glob("journal*"):
+        path.unlink()
+    fleet.start_worker("alpha")
+    fleet.wait(lambda: fleet.client.workload("parked").status.state == WORKLOAD_STATE_SUSPENDED)
+    fleet.wait(lambda: "running" in fleet.leases().values() and "parked" not in fleet.leases().values())
+    assert "workload running may be on" not in fleet.log("alpha")
+    plan = fleet.cli("restore", "parked", "--dry-run").stdout
+    assert "no device memory known" in plan  # unknown is not zero
+    assert "0 B" not in plan
+    fleet.cli("restore", "parked")
+    assert fleet.client.workload("parked").status.state == WORKLOAD_STATE_RUNNING
+    assert sorted(fleet.leases().values()) == ["parked", "running"]
+    for name in ("parked", "running"):
+        fleet.wait_counting(name)
+        fleet.cli("stop", name)

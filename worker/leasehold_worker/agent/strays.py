@@ -93,9 +93,8 @@ class Strays:
         with trio.move_on_after(SEARCH_TIMEOUT_S) as search:
             living = await trio.to_thread.run_sync(self._find, known - over, abandon_on_cancel=True)
             found = [stray for stray in living if stray.workload_id not in over]
-            found.sort(
-                key=lambda stray: not stray.is_listed
-            )  # a suspended one may have lost its GPUs to others
+            # A suspended one may have lost its GPUs to others.
+            found.sort(key=lambda stray: not stray.is_listed)
             for stray in found:
                 self._register(stray)
             for stray in living:

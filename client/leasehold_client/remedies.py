@@ -36,7 +36,10 @@ REMEDIES: Final = {
         "If the workload is UNKNOWN, use `leasehold restore`, which asks again. "
         "Else look for a debugger and Xid errors, and try again."
     ),
-    "DRIVER_ERROR": "Look up the driver's answer, which `cuda_result` in the metadata names.",
+    "DRIVER_ERROR": (
+        "Look up the driver's answer, which `cuda_result` in the metadata names. "
+        "If the workload is UNKNOWN, use `leasehold restore`."
+    ),
     "REMAP_NOT_APPLIED": "Update the driver.",
     "MEMORY_NOT_FREED": "Update the driver.",
     "MEMBER_WEDGED": (

@@ -19,6 +19,9 @@ from leasehold_client.errors import UsageError
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Largest file. No spec can hold more hooks."""
 
+TIMEOUT_LIMIT_S: Final = 3_600
+"""Longest timeout of a hook, as of docs/hooks.md."""
+
 FAULTS: Final = (json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError)
 """Exceptions of protobuf for a value that does not fit."""
 
@@ -79,9 +82,16 @@ def _read_hook(origin: str, number: int, document: object) -> Hook:
     where = f"{origin}: hook {number}"
     _check_keys(document, Hook.DESCRIPTOR, where)
     try:
-        return json_format.ParseDict(document, Hook())
+        hook = json_format.ParseDict(document, Hook())
     except FAULTS as error:
         raise UsageError(_fault(document, Hook.DESCRIPTOR, where)) from error
+    timeout_s = hook.timeout.ToNanoseconds() / 1e9
+    if hook.HasField("timeout") and not 0 < timeout_s <= TIMEOUT_LIMIT_S:
+        raise UsageError(
+            f"{where}: its timeout is {timeout_s:g} s: write more than 0 s and at most {TIMEOUT_LIMIT_S} s, such "
+            'as "30s"'
+        )
+    return hook
 
 
 def _fault(document: dict[str, object], message: Descriptor, where: str) -> str:

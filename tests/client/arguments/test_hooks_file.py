@@ -25,6 +25,9 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
         ("[" * 100_000, "is not JSON"),
         ('{"name": "one"}', "is not a list: write hooks as [{…}, …]"),
         ('[{"name": "a", "name": "b"}]', "the key 'name' occurs twice in one table: leave one out"),
+        ('[{}, {"timeout": "-1s"}]', "hook 1: its timeout is -1 s: write more than 0 s and at most 3600 s"),
+        ('[{"timeout": "0s"}]', "hook 0: its timeout is 0 s: write more"),
+        ('[{"timeout": "3601s"}]', "hook 0: its timeout is 3601 s: write more"),
         ("[3]", "hook 0 is 3, not an object: write {…}"),
         (
             '[{}, {"nmae": "x"}]',

@@ -195,4 +195,7 @@ class DriverError(Exception):
                 "the driver is newer than the worker's cuda-bindings; update them",
             )
         known = _REASONS.get((self.call, self.result)) or _REASONS.get((None, self.result))
-        return known or (errors_pb2.ERROR_REASON_DRIVER_ERROR, "the driver's reference explains the result")
+        return known or (
+            errors_pb2.ERROR_REASON_DRIVER_ERROR,
+            "the driver's reference explains the result; if the workload is UNKNOWN, restore it",
+        )

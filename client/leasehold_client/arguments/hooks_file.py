@@ -88,8 +88,8 @@ def _read_hook(origin: str, number: int, document: object) -> Hook:
     timeout_s = hook.timeout.ToNanoseconds() / 1e9
     if hook.HasField("timeout") and not 0 < timeout_s <= TIMEOUT_LIMIT_S:
         raise UsageError(
-            f"{where}: its timeout is {timeout_s:g} s: write more than 0 s and at most {TIMEOUT_LIMIT_S} s, such "
-            'as "30s"'
+            f"{where}: its timeout is {timeout_s:g} s: write more than 0 s and at most {TIMEOUT_LIMIT_S} s, "
+            'such as "30s"'
         )
     return hook
 

@@ -55,6 +55,8 @@ class WorkerNews:
         self._events = events
         self._history = history
         self._published_states: dict[str, WorkerState.ValueType] = {}
+        self._published_refusals: dict[str, str] = {}
+        """Why workers are refused, as published, by worker id. Workers that are not refused are missing."""
         self._published_hellos: dict[str, Hello] = {}
         """The hello at the last publication, by worker id. Reveals removed GPUs."""
         self._told_conditions: dict[str, Conditions] = {}
@@ -78,6 +80,7 @@ class WorkerNews:
         if self._published_states.get(worker.worker_id) != worker.state:
             self._tell_contact(known, worker.state)
         self._note_state(worker.worker_id, worker.state)
+        self._note_refusal(worker.worker_id, worker.refusal)
         self._tell_conditions(known)
         self._history.note(known, gpus)
         self._reader.fleet_hub.publish(worker.worker_id, WatchFleetResponse(worker=worker))
@@ -90,6 +93,7 @@ class WorkerNews:
         self._publish_gone_gpus(worker_id, Hello())
         self._published_hellos.pop(worker_id, None)
         self._published_states.pop(worker_id, None)
+        self._published_refusals.pop(worker_id, None)
         self._told_conditions.pop(worker_id, None)
         self._unheard.discard(worker_id)
         self._conditions.forget(worker_id)
@@ -168,7 +172,7 @@ class WorkerNews:
                 self._history.note(known, self._reader.gpus(known))
 
     def publish_silent_workers(self) -> None:
-        """Publishes workers whose state has changed only by the passing of time."""
+        """Publishes workers that have changed without a report: by the passing of time, a block or its end."""
         now, registry = time.monotonic(), self._reader.registry
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)
@@ -180,8 +184,19 @@ class WorkerNews:
                     registry.note_silence(known)
                 if known.reported or not known.left:  # the event of an earlier run's goodbye is stored
                     self._events.worker(known, state)
-                response = WatchFleetResponse(worker=self._reader.worker(known))
-                self._reader.fleet_hub.publish(worker_id, response)
+            elif known.session_id is not None:
+                continue
+            elif not self._note_refusal(worker_id, self._reader.refusal(known)):
+                continue
+            response = WatchFleetResponse(worker=self._reader.worker(known))
+            self._reader.fleet_hub.publish(worker_id, response)
+
+    def _note_refusal(self, worker_id: str, refusal: str) -> bool:
+        """Notes the published refusal of a worker. Returns whether it has changed."""
+        has_changed = self._published_refusals.pop(worker_id, "") != refusal
+        if refusal:
+            self._published_refusals[worker_id] = refusal
+        return has_changed
 
     def end_lost_sessions(self) -> None:
         """Ends the streams of LOST workers: gRPC answers pings also for an agent that hangs.

@@ -212,3 +212,21 @@ def test_a_worker_whose_reports_can_not_be_stored_has_that_reason(tmp_path: Path
         assert bench.fleet.reader.worker(known).refusal == ""
 
     on_bench(tmp_path, story)
+
+
+def test_the_end_of_a_block_is_published(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        registry, news, hub = bench.fleet.registry, bench.fleet.worker_news, bench.fleet.reader.fleet_hub
+        known = registry.welcome(make_hello(), 1, SessionId("s-1"), time.monotonic(), time.time_ns())
+        known.refusal = "worker/alpha is blocked"
+        registry.disconnect(known, SessionId("s-1"), left=False)
+        news.publish(known)
+        with hub.subscribe() as subscription:
+            news.publish_silent_workers()
+            known.refusal = ""
+            for _ in range(3):
+                news.publish_silent_workers()
+            told = [change.message.worker for change in subscription.until(hub.revision)]
+        assert [(one.name, one.refusal) for one in told] == [("alpha", "")]
+
+    on_bench(tmp_path, story)

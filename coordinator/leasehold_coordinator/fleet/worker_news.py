@@ -184,9 +184,7 @@ class WorkerNews:
                     registry.note_silence(known)
                 if known.reported or not known.left:  # the event of an earlier run's goodbye is stored
                     self._events.worker(known, state)
-            elif known.session_id is not None:
-                continue
-            elif not self._note_refusal(worker_id, self._reader.refusal(known)):
+            elif known.session_id is not None or not self._note_refusal(worker_id, self._reader.refusal(known)):
                 continue
             response = WatchFleetResponse(worker=self._reader.worker(known))
             self._reader.fleet_hub.publish(worker_id, response)

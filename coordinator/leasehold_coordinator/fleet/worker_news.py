@@ -172,7 +172,7 @@ class WorkerNews:
                 self._history.note(known, self._reader.gpus(known))
 
     def publish_silent_workers(self) -> None:
-        """Publishes workers that have changed without a report: by the passing of time, a block or its end."""
+        """Publishes workers that have changed without a report: by time, or the end of a block."""
         now, registry = time.monotonic(), self._reader.registry
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)
@@ -184,10 +184,14 @@ class WorkerNews:
                     registry.note_silence(known)
                 if known.reported or not known.left:  # the event of an earlier run's goodbye is stored
                     self._events.worker(known, state)
-            elif known.session_id is not None or not self._note_refusal(worker_id, self._reader.refusal(known)):
+            elif known.session_id is not None or not self._is_refused_anew(known):
                 continue
             response = WatchFleetResponse(worker=self._reader.worker(known))
             self._reader.fleet_hub.publish(worker_id, response)
+
+    def _is_refused_anew(self, known: KnownWorker) -> bool:
+        """Whether a worker is refused for another reason than published, or not any more."""
+        return self._note_refusal(known.hello.worker_id, self._reader.refusal(known))
 
     def _note_refusal(self, worker_id: str, refusal: str) -> bool:
         """Notes the published refusal of a worker. Returns whether it has changed."""

@@ -4,9 +4,10 @@ import { count, ENDED, held } from "/static/words.js";
 
 const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
 
-// The workloads that hold GPUs of a host now.
+// The workloads that hold GPUs of a host now, the oldest first.
 export function holdersOf(worker) {
-  return (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => one && held(one).length && !ENDED.has(one.status?.state));
+  return (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => one && held(one).length && !ENDED.has(one.status?.state))
+    .sort((a, b) => (a.create_time ?? 0) - (b.create_time ?? 0));
 }
 
 // The coordinator suspends the workloads that hold GPUs at the confirmation.

@@ -292,3 +292,22 @@ def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fle
         page.evaluate(UNCORDON, ["worker-a", None])
         own = "GPUs with a cordon of their own stay cordoned: alpha/1, alpha/2."
         expect(steps).to_have_text([again, own, unhealthy])
+
+
+ORDER: Final = """async () => {
+  const { plansOfDrain } = await import("/static/drain.js");
+  const { live } = await import("/static/live.js");
+  while (live.isLoading) await new Promise((done) => setTimeout(done, 20)); // the stream replaces the view
+  const status = { state: "RUNNING", lease: { gpu_uuids: ["GPU-1"] } };
+  for (const at of [3, 1, 2]) {
+    live.workloads.set(`w-${at}`, { workload_id: `w-${at}`, name: `n-${at}`, create_time: at, status });
+  }
+  live.workloadsOf.set("worker-a", ["w-3", "w-1", "w-2"]);
+  return plansOfDrain({ worker_id: "worker-a" }).map((one) => one.name);
+}"""
+
+
+@pytest.mark.long
+def test_the_plans_of_a_drain_are_in_the_order_of_its_suspends(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(ORDER) == ["n-1", "n-2", "n-3"]

@@ -40,13 +40,19 @@ def listed(coordinator: CoordinatorProcess, **fields: str) -> list[Event]:
     return list(stub.ListEvents(ListEventsRequest(**fields)).events)  # type: ignore[arg-type]  # by name
 
 
+def run(coordinator: CoordinatorProcess, worker: ScriptedWorker, status: WorkloadStatus) -> Workload:
+    """Runs a workload, which the worker reports in a state."""
+    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
+    workload = coordinator.workloads.CreateWorkload(request).workload
+    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    return workload
+
+
 def test_the_life_of_a_workload_is_told_newest_first(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
-    workload = coordinator.workloads.CreateWorkload(request).workload
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
-    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    workload = run(coordinator, worker, status)
     coordinator.connect(make_hello("beta"))
     told = [(event.kind, event.message) for event in listed(coordinator, workload="one")]
     assert told == [
@@ -85,11 +91,9 @@ def tell(worker: ScriptedWorker, workload: Workload) -> None:
 def test_that_a_workload_runs_although_its_hooks_failed_is_told(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
-    workload = coordinator.workloads.CreateWorkload(request).workload
-    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
-    status.error.reason = errors_pb2.ERROR_REASON_HOOK_FAILED
-    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_HOOK_FAILED)
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1, error=error)
+    run(coordinator, worker, status)
     watch = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(workload="one"), timeout=20)
     while next(watch).workload.status.state != status.state:
         pass
@@ -100,10 +104,8 @@ def test_that_a_workload_runs_although_its_hooks_failed_is_told(
 def test_that_a_workload_became_ready_is_told(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
-    workload = coordinator.workloads.CreateWorkload(request).workload
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
-    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    workload = run(coordinator, worker, status)
     watch = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(workload="one"), timeout=20)
     assert not next(watch).workload.status.HasField("ready_time")
     assert next(watch).bookmark.snapshot_end

@@ -267,7 +267,6 @@ def test_what_happened_to_a_parked_workload_out_of_contact_has_the_times_of_its_
             assert (second.slot, is_open(second), is_open(first)) == (slot, True, False)
             assert second.begin_time.ToNanoseconds() == first.end_time.ToNanoseconds() == moved_ns
         ended_ns = time.time_ns()
-        await asyncio.sleep(0.01)
         become(bench, "EXITED", time_ns=ended_ns, was_away=True)
         assert (await spans(bench))[0].end_time.ToNanoseconds() == ended_ns
         become(bench, "SUSPENDED", 0)
@@ -311,7 +310,6 @@ def test_a_suspend_while_the_worker_was_away_ends_the_lease_when_the_worker_says
         bench.fleet.registry.disconnect(known, SessionId("s-1"), left=False)
         bench.fleet.worker_news.publish(known)
         park_ns = time.time_ns()
-        await asyncio.sleep(0.01)
         await bench.fleet.save_workloads([parked_on(0, park_ns)], was_away=True)
         connect(bench, "s-2", leased(0, "w-2", since_ns=time.time_ns()))
         first, parked, second = sorted(await spans(bench), key=lambda one: one.span_id[2:])
@@ -344,11 +342,10 @@ def test_a_slow_clock_of_a_worker_shortens_no_parked_time_within_a_session(tmp_p
         connect(bench, "s-1")
         hour_ago_ns = time.time_ns() - 3600 * S
         become(bench, "SUSPENDED", 0, time_ns=hour_ago_ns)
-        await asyncio.sleep(0.01)
         become(bench, "EXITED", time_ns=hour_ago_ns)
         (span,) = await spans(bench)
         assert hour_ago_ns + 3000 * S < span.begin_time.ToNanoseconds()
-        assert span.end_time.ToNanoseconds() - span.begin_time.ToNanoseconds() >= S / 100
+        assert span.end_time.ToNanoseconds() > span.begin_time.ToNanoseconds()
 
     on_bench(tmp_path, story)
 
@@ -430,7 +427,6 @@ def test_a_parked_time_that_ended_right_before_a_crash_has_the_end_of_its_worklo
         over.status.state = workload_pb2.WORKLOAD_STATE_EXITED
         over.status.end_time.CopyFrom(timestamp(ended_ns))
         await bench.store.write(workload_row(over))
-        await asyncio.sleep(0.01)
         await load(bench)
         (span,) = await spans(bench, parked=True)
         assert span.end_time.ToNanoseconds() == ended_ns
@@ -457,9 +453,9 @@ def test_a_write_that_takes_long_or_fails_loses_no_parked_time(tmp_path: Path) -
             for slot in (0, 1):
                 report(bench, known)
                 group.create_task(bench.fleet.save_workloads([parked_on(slot, time.time_ns())]))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
                 group.create_task(bench.fleet.save_workloads([running]))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
                 report(bench, known, leased(1 - slot, "w-1"))
             held.set()
         bench.store.write = write  # type: ignore[method-assign]

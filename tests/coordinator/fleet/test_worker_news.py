@@ -117,7 +117,7 @@ def test_after_a_start_a_cordon_has_no_event_again_and_a_bad_health_one_that_say
         assert sorted(told) == [
             "GPU alpha/0 is OK again",
             "GPU alpha/0 is XID_ERROR",
-            "GPU alpha/0 is XID_ERROR; it may have been so before the coordinator started",
+            "GPU alpha/0 is XID_ERROR; the condition may be older than the start of the coordinator",
             "GPU alpha/0 is back in service",
         ]
 

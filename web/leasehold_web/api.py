@@ -159,7 +159,7 @@ async def get_workload(request: web.Request) -> web.Response:
 async def get_checkpoints(request: web.Request) -> web.Response:
     """The checkpoints of a workload on its own worker.
 
-    Or the refusal, if the caller may not read them or the worker was deleted.
+    The answer is the refusal if the caller may not read them, or if the worker was deleted.
 
     The worker's directory has all checkpoints of the workload. Without the worker in the request, the
     coordinator asks all workers: any silent worker delays the answer, and workers that share a directory

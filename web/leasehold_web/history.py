@@ -34,8 +34,8 @@ async def get_names(request: web.Request) -> web.Response:
 async def get_history(request: web.Request) -> web.Response:
     """The uses of GPUs and the parked times within a time, each the latest first.
 
-    With the server's time, and whether there are more of them. Parked times have a bound of their own: many
-    workloads may be parked, and keep out no use of a GPU.
+    The answer also has the server's time, and whether it lacks uses or parked times. Parked times have a
+    bound of their own: many workloads may be parked, and keep out no use of a GPU.
     """
     now_ms = 1000 * time.time()  # before the first page: a later change may be missing
     (spans, is_truncated), (parked, is_parked_truncated) = await asyncio.gather(

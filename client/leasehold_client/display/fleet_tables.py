@@ -53,8 +53,7 @@ def worker_reason(worker: Worker) -> str:
     """Why a worker was refused, its cordon, and why it accepts no command. Empty: none of them."""
     parts = [f"refused: {safe_cell(worker.refusal)}"] if worker.refusal else []
     parts += [cordon_text(worker.cordon)] if worker.HasField("cordon") else []
-    parts += [no_commands_text(worker)] if no_commands_text(worker) else []
-    return "; ".join(parts)
+    return "; ".join(filter(None, [*parts, no_commands_text(worker)]))
 
 
 def no_commands_text(worker: Worker) -> str:

@@ -42,7 +42,7 @@ A watcher may fall 1,000 changes behind, and thousands of workers reconnect at o
 """
 
 
-BEFORE_START: Final = "; it may have been so before the coordinator started"
+BEFORE_START: Final = "; the condition may be older than the start of the coordinator"
 """End of the message about a condition that the first report after a start shows."""
 
 
@@ -172,7 +172,7 @@ class WorkerNews:
                 self._history.note(known, self._reader.gpus(known))
 
     def publish_silent_workers(self) -> None:
-        """Publishes workers that have changed without a report: by time, or the end of a block."""
+        """Publishes workers that have changed without a report: by time, by a block or by its end."""
         now, registry = time.monotonic(), self._reader.registry
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)

@@ -345,7 +345,9 @@ class Store:
         return [span for span in found if span is not None]
 
     async def last_span_ends(self, workload_ids: Sequence[str]) -> dict[str, int]:
-        """The latest end of a lease span of some workloads in nanoseconds, by id. Spans may lack.
+        """The latest end of a lease span of some workloads in nanoseconds, by id.
+
+        A workload without an ended span is missing.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE.

@@ -120,7 +120,7 @@ export class History {
     this.known = this.known && !hasHole ? [Math.min(this.known[0], begin), Math.max(this.known[1], present)] : [begin, present];
     if (begin > from && (from === start || hasHole)) this.cutAt = begin;
     else if (from < this.cutAt) this.cutAt = 0;
-    if (lacked && hasOpen(leases.parked, leases.is_parked_truncated)) this.loadAnew(); // those that lack may fit now
+    if (lacked && hasOpen(leases.parked, leases.is_parked_truncated)) this.loadAnew(); // the missing ones may fit now
     this.onLoad();
   }
 

@@ -365,7 +365,7 @@ class Workload(_message.Message):
 
     @_builtins.property
     def report_time(self) -> _timestamp_pb2.Timestamp:
-        """Time of the last report of a worker that is out of contact. Absent: none since the coordinator's start."""
+        """Time of the last stored report of a worker that is out of contact. Absent: none since the coordinator's start."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

@@ -233,9 +233,10 @@ class Workload:
         self.restored = True
 
     def take_back(self) -> None:
-        """Records that the journal had lost the workload, and whether members were restored.
+        """Records that the journal had lost the workload, and that members may have been restored.
 
-        The coordinator ignores generations that it has seen. Those of before are small numbers.
+        The coordinator ignores a generation that is not above the last one. The seconds of the clock are above
+        all earlier ones: a workload changes less than once per second in the long run.
         """
         self.mark_restored()
         self.generation = int(time.time())

@@ -697,7 +697,9 @@ class WorkloadStatus(_message.Message):
     state: Global___WorkloadState.ValueType
     """The state."""
     generation: _builtins.int
-    """Incremented with each change of state."""
+    """Incremented with each change of state. After the loss of the worker's journal, it begins at the seconds of the
+    clock.
+    """
     root_pid: _builtins.int
     """Process id of the first process. Absent: not started."""
     parked_bytes: _builtins.int

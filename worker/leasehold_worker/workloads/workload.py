@@ -235,8 +235,8 @@ class Workload:
     def take_back(self) -> None:
         """Records that the journal had lost the workload, and that members may have been restored.
 
-        The coordinator ignores a generation that is not above the last one. The seconds of the clock are above
-        all earlier ones: a workload changes less than once per second in the long run.
+        The coordinator ignores a generation that is not above the last one. The seconds of the clock
+        are above all earlier ones: a workload changes less than once per second in the long run.
         """
         self.mark_restored()
         self.generation = int(time.time())

@@ -28,7 +28,8 @@ END_S = 30.0
 """How much longer than that the report may take to end its last step."""
 
 LEFTOVERS_S = 60.0
-SIMULATED_MEMORY = "4GiB"
+SIMULATED_MEMORY = "6GiB"
+"""Of a GPU. Probes run three at a time, each with up to two contexts, and each needs 2 GiB free at its start."""
 PR_SET_PDEATHSIG = 1
 
 

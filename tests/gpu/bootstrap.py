@@ -29,7 +29,7 @@ END_S = 30.0
 
 LEFTOVERS_S = 60.0
 SIMULATED_MEMORY = "6GiB"
-"""Of a GPU. Probes run three at a time, each with up to two contexts, and each needs 2 GiB free at its start."""
+"""Of a GPU. Three probes run at a time. Each has up to two contexts, and needs 2 GiB free at its start."""
 PR_SET_PDEATHSIG = 1
 
 

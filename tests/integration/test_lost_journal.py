@@ -1,7 +1,14 @@
 """A worker that has lost its journal, as docs/troubleshooting.md has it, finds what it started."""
 
+import shutil
+from pathlib import Path
+
 import pytest
-from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+from leasehold.v1.workload_pb2 import (
+    WORKLOAD_STATE_EXITED,
+    WORKLOAD_STATE_RUNNING,
+    WORKLOAD_STATE_SUSPENDED,
+)
 
 from .fleets import Fleet
 
@@ -16,7 +23,7 @@ def test_a_suspended_and_a_running_workload_are_told_apart(fleet: Fleet, attempt
     fleet.cli("suspend", "parked")
     fleet.run_counter("running")  # on the former GPU of the other one
     fleet.end("alpha")
-    for path in (fleet.folder / "alpha").glob("journal*"):
+    for path in (fleet.folder / "alpha").glob("journal.sqlite3*"):
         path.unlink()
     fleet.start_worker("alpha")
     fleet.wait(lambda: fleet.client.workload("parked").status.state == WORKLOAD_STATE_SUSPENDED)
@@ -31,3 +38,20 @@ def test_a_suspended_and_a_running_workload_are_told_apart(fleet: Fleet, attempt
     for name in ("parked", "running"):
         fleet.wait_counting(name)
         fleet.cli("stop", name)
+
+
+@pytest.mark.long
+def test_a_worker_with_an_old_copy_of_its_journal_is_believed(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.run_counter("one")
+    fleet.end("alpha")
+    copies = [shutil.copy2(path, tmp_path) for path in (fleet.folder / "alpha").glob("journal.sqlite3*")]
+    fleet.start_worker("alpha")
+    for _ in range(2):
+        fleet.cli("suspend", "one")
+        fleet.cli("restore", "one")
+    fleet.end("alpha")
+    for copy in copies:
+        shutil.copy2(copy, fleet.folder / "alpha")
+    fleet.start_worker("alpha")
+    fleet.cli("stop", "one")
+    fleet.wait(lambda: fleet.client.workload("one").status.state == WORKLOAD_STATE_EXITED)

@@ -513,6 +513,40 @@ def test_a_corrupt_journal_is_one_line_and_the_workloads_go_on(
     assert journal.read_bytes() == b"not a journal" * 1000
 
 
+def test_an_old_journal_does_not_come_back_after_a_newer_one(path: Path, tmp_path: Path) -> None:
+    file = journal_file.JournalFile(path)
+    file.commit(standing(1))
+    file.close()
+    old = tmp_path / "old"
+    _move(path, old)
+    journal_file.JournalFile(path).close()
+    _move(path, tmp_path / "newer")
+    _move(old / path.name, path.parent)
+    before = path.read_bytes()
+    with pytest.raises(StartError, match="it is an old one: number 1, and last_journal says 2"):
+        journal_file.JournalFile(path)
+    assert path.read_bytes() == before
+    _move(path, old)
+    _move(tmp_path / "newer" / path.name, path.parent)
+    journal_file.JournalFile(path).close()  # the newer one is the last one still
+
+
+def test_a_journal_that_was_moved_away_comes_back_if_no_newer_one_was_made(
+    path: Path, tmp_path: Path
+) -> None:
+    journal_file.JournalFile(path).close()
+    _move(path, tmp_path / "away")
+    _move(tmp_path / "away" / path.name, path.parent)
+    journal_file.JournalFile(path).close()
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Moves all files of a journal."""
+    folder.mkdir(exist_ok=True)
+    for file in path.parent.glob(f"{path.name}*"):
+        file.rename(folder / file.name)
+
+
 def test_a_journal_of_format_1_is_taken_over(path: Path) -> None:
     standing = Standing(Cordon("noisy", "ann", datetime.now(UTC)), GPU_HEALTH_ECC_FAILED, "one error")
     file = journal_file.JournalFile(path)

@@ -32,7 +32,7 @@ from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.programs import abandon, exit_record, launched
 from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
 from leasehold_worker.workloads.states import CHECKPOINTED, ENDED, FAILED, STOPPED
-from leasehold_worker.workloads.workload import Workload
+from leasehold_worker.workloads.workload import Workload, generation_after_start
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class Recovery:
         if record.state in ENDED:
             self._parts.workloads.add(workload_of(record, output_path))
             return
+        record = msgspec.structs.replace(record, generation=generation_after_start(record.generation))
         rebooted = record.boot_id != boot_id()
         on_disk = _state_on_disk(record) if (rebooted or record.absent) and watched else None
         if rebooted and watched and on_disk is None and not record.absent:
@@ -126,7 +127,6 @@ class Recovery:
             record,
             state=on_disk or record.state,
             absent=record.absent or rebooted,  # after a reboot, the pids are those of other processes
-            generation=record.generation + 1,
             lease=self._adopt(record.name, lease) if lease is not None else None,
         )
         workload = workload_of(found, output_path)

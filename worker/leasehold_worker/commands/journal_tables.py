@@ -83,18 +83,19 @@ def keep_copy(connection: sqlite3.Connection, path: Path, found: int) -> None:
         partial.unlink(missing_ok=True)  # a full disk needs its room
 
 
-def bring_up_to_date(connection: sqlite3.Connection, found: int) -> None:
+def bring_up_to_date(connection: sqlite3.Connection, found: int, ordinal: int) -> None:
     """Creates the tables of a new file, and those that an older format lacks, in one transaction.
 
     Args:
         connection: A connection that knows ``row_digest``.
         found: The format of the file. 0: it is new.
+        ordinal: The number of the last journal. A new file gets it.
 
     Raises:
         sqlite3.Error: Nothing was changed.
     """
     older = {
-        0: _TABLES + _STANDINGS + _DIGESTS + _COMMITS,
+        0: _TABLES + _STANDINGS + _DIGESTS + _COMMITS + f"PRAGMA application_id = {ordinal};",
         1: _STANDINGS + _DIGESTS + _COMMITS,
         2: _DIGESTS + _COMMITS,
         3: "",

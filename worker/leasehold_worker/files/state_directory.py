@@ -13,10 +13,8 @@ from typing import Final, final
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment, write_enrolment
 from leasehold_worker.files.private_directories import PRIVATE, close_to_others, create_private
-from leasehold_worker.files.workload_files import USER_FOLDERS, read_regular
-
-TEXT_LIMIT: Final = 256
-"""Bytes of a file that are read."""
+from leasehold_worker.files.state_files import damaged, read_number, read_text, write_text
+from leasehold_worker.files.workload_files import USER_FOLDERS
 
 _ID: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -43,12 +41,12 @@ class StateDirectory:
             StartError: The id can't be read or written.
         """
         path = self._path / "worker_id"
-        worker_id = self._read(path)
+        worker_id = read_text(path)
         if worker_id is None:
             worker_id = f"worker-{uuid.uuid4().hex[:12]}"
-            self._keep(path, worker_id)
+            write_text(path, worker_id)
         if not _ID.fullmatch(worker_id):
-            raise _damaged(path, "no id")
+            raise damaged(path, "no id")
         return worker_id
 
     def last_epoch(self) -> int:
@@ -57,7 +55,7 @@ class StateDirectory:
         Raises:
             StartError: The epoch can't be read.
         """
-        return self._number("epoch")
+        return read_number(self._path / "epoch")
 
     def save_epoch(self, epoch: int) -> None:
         """Stores the epoch, on disk before this returns. The stored epoch never decreases.
@@ -67,7 +65,7 @@ class StateDirectory:
         """
         with self._epoch_lock:
             if epoch > self.last_epoch():
-                self._keep(self._path / "epoch", str(epoch))
+                write_text(self._path / "epoch", str(epoch))
 
     def enrolment(self) -> Enrolment | None:
         """The worker's own credential. None: the worker has not joined.
@@ -104,65 +102,9 @@ class StateDirectory:
         Raises:
             StartError: The count can't be read or written.
         """
-        number = 1 + self._number("starts")
-        self._keep(self._path / "starts", str(number))
+        number = 1 + read_number(self._path / "starts")
+        write_text(self._path / "starts", str(number))
         return number
-
-    def _number(self, name: str) -> int:
-        """The number in a file; 0 if there is none."""
-        path = self._path / name
-        text = self._read(path)
-        if text is None:
-            return 0
-        if not text.isdecimal():
-            raise _damaged(path, "no number")
-        return int(text)
-
-    def _keep(self, path: Path, text: str) -> None:
-        try:
-            self._write(path, text)
-        except OSError as error:
-            raise _unusable(path, error) from error
-
-    def _read(self, path: Path) -> str | None:
-        """The line in a file. None: there is no file. An unreadable file is not a missing one."""
-        try:
-            text = read_regular(path, TEXT_LIMIT).decode("ascii")
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise _damaged(path, "no text") from error
-        except OSError as error:
-            raise _unusable(path, error) from error
-        if not text.endswith("\n"):  # a number without its last digits is another number
-            raise _damaged(path, "no whole line")
-        return text.strip()
-
-    def _write(self, path: Path, text: str) -> None:
-        fresh = path.with_suffix(".new")
-        with fresh.open("w", encoding="ascii") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _unusable(path: Path, error: OSError) -> StartError:
-    return StartError(
-        f"{path} can't be read or written ({error.strerror}): check its disk and the free space there"
-    )
-
-
-def _damaged(path: Path, what: str) -> StartError:
-    return StartError(
-        f"{path} is damaged, it holds {what}: restore it from a backup, or end this "
-        "worker's workloads and choose another directory with --state-dir"
-    )
 
 
 @contextmanager

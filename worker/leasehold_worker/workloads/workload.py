@@ -233,13 +233,9 @@ class Workload:
         self.restored = True
 
     def take_back(self) -> None:
-        """Records that the journal had lost the workload, and that members may have been restored.
-
-        The coordinator ignores a generation that is not above the last one. The seconds of the clock
-        are above all earlier ones: a workload changes less than once per second in the long run.
-        """
+        """Records that the journal had lost the workload, and that members may have been restored."""
         self.mark_restored()
-        self.generation = int(time.time())
+        self.generation = generation_after_start(0)
 
     async def find_processes(self) -> list[ProcessIdentity]:
         """The living processes of the workload, by start time.
@@ -303,6 +299,18 @@ class Workload:
         """The worker and the first processes of other workloads."""
         worker = identify(os.getpid())
         return [*self.others(), worker] if worker else list(self.others())
+
+
+def generation_after_start(last: int) -> int:
+    """The generation of a workload that a start of the worker finds.
+
+    The coordinator ignores a generation that is not above the last one, and the journal may be an old copy,
+    or lost. The milliseconds of the clock are above all earlier generations: a workload changes less often.
+
+    Args:
+        last: The last known generation. 0: none is known.
+    """
+    return max(last + 1, time.time_ns() // 10**6)
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:

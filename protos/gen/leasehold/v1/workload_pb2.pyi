@@ -697,8 +697,8 @@ class WorkloadStatus(_message.Message):
     state: Global___WorkloadState.ValueType
     """The state."""
     generation: _builtins.int
-    """Incremented with each change of state. After the loss of the worker's journal, it begins at the seconds of the
-    clock.
+    """Incremented with each change of state. A start of the worker raises it to the milliseconds of the clock, since the
+    worker's journal may be lost or an old copy.
     """
     root_pid: _builtins.int
     """Process id of the first process. Absent: not started."""

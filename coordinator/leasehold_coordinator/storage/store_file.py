@@ -150,6 +150,12 @@ def open_file(path: Path) -> StoreFile:
             seal = undone.enter_context(closing(CommitSeal(beside)))
         except OSError as error:
             raise unusable(beside, error.strerror) from error
+        if number < seal.number and not _size(path) and not _size(f"{path}-wal"):
+            raise StartError(
+                f"the store {path} is missing or empty, and had {seal.number} commits: put it back, or "
+                f"restore the newest backup with `leasehold backup restore`. Without a backup, move {path}* "
+                "away and start with --store-restored; roles, tokens, revocations and the audit are lost then"
+            )
         if number < seal.number:
             raise StartError(
                 f"the store {path} has lost commits: it ends at number {number}, and {beside.name} at "
@@ -160,7 +166,7 @@ def open_file(path: Path) -> StoreFile:
         return StoreFile(path, lock, seal, number)
 
 
-def _size(path: str) -> int:
+def _size(path: str | Path) -> int:
     with suppress(FileNotFoundError):
         return os.stat(path).st_size
     return 0

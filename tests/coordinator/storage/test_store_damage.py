@@ -153,7 +153,7 @@ def test_a_seal_that_a_power_loss_left_behind_does_no_harm(tmp_path: Path) -> No
     assert len(names(path)) == 5
     Path(f"{path}-wal").write_bytes(b"")
     path.unlink()
-    with pytest.raises(StartError, match="has lost commits"):
+    with pytest.raises(StartError, match="is missing or empty, and had 2 commits"):
         Store.open(str(path))
 
 

@@ -117,6 +117,10 @@ class CommandFailedError(LeaseholdError):
         self.command = command
 
 
+class OutputError(LeaseholdError):
+    """Standard output is closed or can't be written, such as on a full disk."""
+
+
 class UsageError(LeaseholdError):
     """An argument is invalid, or arguments contradict each other."""
 

@@ -49,6 +49,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 @click.option(
     "-f",
     "--file",
+    cls=SingleOption,
     metavar="FILE",
     is_eager=True,
     callback=use_job_file,

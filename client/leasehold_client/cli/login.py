@@ -15,8 +15,8 @@ from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_files
 from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import warn_of_settings
-from leasehold_client.display.standard_output import echo, require_open
-from leasehold_client.errors import LeaseholdError, OutputError, UsageError
+from leasehold_client.display.standard_output import echo_done, require_open
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.enrolment_service_pb2 import JoinTicket
@@ -70,12 +70,9 @@ def login(source: str, name: str, context: str) -> None:
         require_open()
         ticket: JoinTicket = enrolment.read_ticket(_read(source, enrolment.TICKET_LIMIT))
         made = enrolment.login(ticket, name, context)
-        done = f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one"
-        try:
-            echo(done)
-        except OutputError as error:
-            error.message += f"; {done}"
-            raise
+        echo_done(
+            f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one"
+        )
     except LeaseholdError as error:
         fail(error)
     warn_of_settings(made.name)

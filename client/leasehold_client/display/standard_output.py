@@ -25,6 +25,19 @@ def echo(line: str) -> bool:
     return echo_escaped(safe_cell(line))
 
 
+def echo_done(line: str) -> None:
+    """Prints a line about a change. If the write fails, the error has the line.
+
+    Raises:
+        OutputError: As of :func:`echo`.
+    """
+    try:
+        echo(line)
+    except OutputError as error:
+        error.message += f"; {line}"
+        raise
+
+
 def echo_lines(text: str) -> bool:
     """Prints lines, such as a document, in which nobody else could put a line break.
 

@@ -17,6 +17,7 @@ from leasehold.v1.workload_service_pb2 import (
     ReadWorkloadOutputResponse,
     UpdateWorkloadResponse,
 )
+from leasehold_client.contexts import Context, Contexts, locked_contexts
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
 
@@ -178,3 +179,14 @@ def test_a_closed_output_is_one_line(coordinator: ScriptedCoordinator, verb: str
         "leasehold: can't write the output: standard output is closed; redirect it to a file, or to "
         "/dev/null\n"
     )
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_a_full_disk_hides_no_deleted_context(coordinator: ScriptedCoordinator) -> None:
+    with locked_contexts() as keep:
+        keep(Contexts("", {"alice": Context("alice", "user/alice", "host:1")}))
+    with Path("/dev/full").open("wb") as full:
+        assert leasehold(coordinator, "context delete alice", full.fileno()) == (
+            1,
+            "leasehold: can't write the output: No space left on device; alice: deleted\n",
+        )

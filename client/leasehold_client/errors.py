@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, cast
 
 from leasehold_client.remedies import REMEDIES
@@ -14,6 +15,9 @@ DOMAIN: Final = "leasehold.dev"
 
 NO_CONNECTION: Final = "failed to connect to all addresses"
 """How gRPC's texts about failed connections begin."""
+
+_TOO_LARGE: Final = re.compile(r"SERVER: Received message larger than max \((\d+) vs\. (\d+)\)")
+"""gRPC's text about a request that exceeds the limit of the coordinator."""
 
 _START: Final = (
     "start one with `leasehold coordinator`, or name another one with --coordinator or LEASEHOLD_COORDINATOR"
@@ -117,6 +121,10 @@ class CommandFailedError(LeaseholdError):
         self.command = command
 
 
+class OutputError(LeaseholdError):
+    """Standard output is closed or can't be written, such as on a full disk."""
+
+
 class UsageError(LeaseholdError):
     """An argument is invalid, or arguments contradict each other."""
 
@@ -148,6 +156,12 @@ def decode_error(error: grpc.RpcError, address: str, no_answer_remedy: str = "")
             f"no coordinator answers at {address} ({what}): {no_answer_remedy or remedy}",
             code=code,
             is_sent=not details.startswith(NO_CONNECTION),
+        )
+    if code is StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(details)):
+        return LeaseholdError(
+            f"the request has {sizes[1]} bytes, and {address} takes at most {sizes[2]}: shorten its values, "
+            "such as arguments and variables of a program, or put them into a file of the worker's host",
+            code=code,
         )
     remedy = "check that a coordinator of this version listens there for clients"
     if code is StatusCode.UNIMPLEMENTED:

@@ -18,6 +18,9 @@ from leasehold_client.errors import UsageError
 
 Value = TypeVar("Value", bound=int)
 
+TIMEOUT_LIMIT_S: Final = 1e9
+"""Longest timeout: 31 years. gRPC's clock ends in the year 2262, and a later deadline counts as past."""
+
 CLOCK_TOLERANCE_S: Final = 5.0
 """A moment in the near future is taken as now, since clocks of two hosts differ."""
 
@@ -83,16 +86,24 @@ def duration(seconds: float | None) -> duration_pb2.Duration | None:
     """Converts seconds to a Duration. None stays None.
 
     Raises:
-        UsageError: They are no number, infinite, or too many.
+        UsageError: As of :func:`require_timeout`.
     """
+    require_timeout(seconds)
     if seconds is None:
         return None
     message = duration_pb2.Duration()
-    try:
-        message.FromTimedelta(timedelta(seconds=seconds))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{seconds} is not a time in seconds: give a finite number, or None") from None
+    message.FromTimedelta(timedelta(seconds=seconds))
     return message
+
+
+def require_timeout(seconds: float | None) -> None:
+    """Refuses a timeout that gRPC can't take. None: no timeout.
+
+    Raises:
+        UsageError: The timeout is negative, infinite, no number, or more than 1e9 s.
+    """
+    if seconds is not None and not 0 <= seconds <= TIMEOUT_LIMIT_S:
+        raise UsageError(f"{seconds} is not a time in seconds: give 0 to {TIMEOUT_LIMIT_S:.0f} s, or None")
 
 
 def workload_state(workload: Workload) -> str:

@@ -17,6 +17,7 @@ from leasehold.v1 import (
     audit_service_pb2,
     certificate_service_pb2,
     command_service_pb2,
+    enrolment_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
     operation_pb2,
@@ -49,6 +50,7 @@ _METHODS: dict[str, descriptor.MethodDescriptor] = {
         event_service_pb2,
         audit_service_pb2,
         certificate_service_pb2,
+        enrolment_service_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods

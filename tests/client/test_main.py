@@ -174,7 +174,7 @@ def test_the_modules_of_each_extra_are_those_of_its_packages() -> None:
     ("line", "said"),
     [
         ("login --token -", "what was given is no join token"),
-        ("run -f -", "Missing argument"),
+        ("run -f -", "the job file on standard input has no command: add the key command"),
         ("support-bundle b.tar.gz", "there is no terminal to ask"),
     ],
 )

@@ -15,6 +15,7 @@ from leasehold_client.coordinator.connection import (
     PAGE_LIMIT,
     PAGE_SIZE,
     call_error,
+    is_change,
     maybe_stored,
     too_many_pages,
 )
@@ -48,6 +49,9 @@ class AsyncConnection:
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: As of :class:`leasehold_client.coordinator.connection.Connection`.
         on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
+
+    Attributes:
+        has_changed: As of :class:`leasehold_client.coordinator.connection.Connection`.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class AsyncConnection:
     ) -> None:
         self._caller = CallerChannel(address, context, on_behalf_of)
         self._on_wait = on_wait
+        self.has_changed = False
         late: object = _LateChannel(self._caller)  # has what stubs use
         self.channel = cast("grpc.aio.Channel", late)
 
@@ -80,13 +85,15 @@ class AsyncConnection:
         """Makes a call once."""
         _, metadata = await self._caller.present()
         try:
-            return await method(request, timeout=timeout_s, metadata=metadata)
+            response = await method(request, timeout=timeout_s, metadata=metadata)
         except asyncio.CancelledError:
             self._refuse_if_closed()
             raise
         except grpc.RpcError as error:
             self._refuse_if_closed()
             raise await self._call_error(error) from None  # the gRPC error adds nothing
+        self.has_changed |= is_change(request)
+        return response
 
     async def read(
         self,

@@ -83,6 +83,11 @@ class AsyncReader:
         """Address of the coordinator."""
         return self._connection.address
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the coordinator has accepted a request for a change. No answer: unknown."""
+        return self._connection.has_changed
+
     async def __aenter__(self) -> Self:
         return self
 

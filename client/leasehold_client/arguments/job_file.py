@@ -89,29 +89,32 @@ def read_job_file(path: str) -> dict[str, Any]:
         raise UsageError(
             f"the job file {path} can't be read: {error.strerror}; name a readable file in TOML, JSON or YAML"
         ) from error
-    name = "on standard input" if path == "-" else path
+    where = job_file_text(path)
     try:
         document = _parser(path)(data)
-        _require_texts(document, name)
+        _require_texts(document, where)
         job = msgspec.convert(document, JobFile)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
+        raise UsageError(f"{where}: {_explained(str(error))}") from error
     except RecursionError as error:
-        raise UsageError(
-            f"the job file {name} is malformed: its tables or lists are nested too deeply"
-        ) from error
+        raise UsageError(f"{where} is malformed: its tables or lists are nested too deeply") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"the job file {name} is malformed: it is not text in UTF-8") from error
+        raise UsageError(f"{where} is malformed: it is not text in UTF-8") from error
     except ValueError as error:
         why = "a number has too many digits" if "int_max_str_digits" in str(error) else str(error)
-        raise UsageError(f"the job file {name} is malformed: {' '.join(why.split())}") from error
+        raise UsageError(f"{where} is malformed: {' '.join(why.split())}") from error
     if "command" in document and not job.command:
-        raise UsageError(f"the job file {name}: command: the list is empty: give a program and its arguments")
+        raise UsageError(f"{where}: command: the list is empty: give a program and its arguments")
     for key, table in (("env", job.env), ("labels", job.labels), ("annotations", job.annotations)):
         for entry in table:
             if "=" in entry:  # the option would end the name there
-                raise UsageError(f"the job file {name}: {key}: invalid name {entry!r}: leave out '='")
+                raise UsageError(f"{where}: {key}: invalid name {entry!r}: leave out '='")
     return {key: getattr(job, key) for key in document}
+
+
+def job_file_text(path: str) -> str:
+    """A job file by its path, for messages."""
+    return f"the job file {'on standard input' if path == '-' else path}"
 
 
 def _parser(path: str) -> Callable[[bytes], Any]:
@@ -124,7 +127,7 @@ def _parser(path: str) -> Callable[[bytes], Any]:
             return parse_toml
 
 
-def _require_texts(document: Any, name: str) -> None:
+def _require_texts(document: Any, where: str) -> None:
     """Refuses other values in the tables of texts. msgspec would not name their key.
 
     Raises:
@@ -135,8 +138,7 @@ def _require_texts(document: Any, name: str) -> None:
         for entry, value in table.items() if isinstance(table, dict) else ():
             if not isinstance(value, str):
                 raise UsageError(
-                    f"the job file {name}: {key}.{entry}: expected text, got {_type_text(value)}: put it "
-                    "into quotes"
+                    f"{where}: {key}.{entry}: expected text, got {_type_text(value)}: put it into quotes"
                 )
 
 

@@ -111,7 +111,7 @@ def _attempts(
             break
         limit_s = command.timeout.ToNanoseconds() / 1e9 if options.wait_s is None else options.wait_s
         _wait_ready(client, command, limit_s - (time.monotonic() - began), options)
-        left_s = None if options.wait_s is None else limit_s - (time.monotonic() - began)
+        left_s = None if options.wait_s is None else max(0.0, limit_s - (time.monotonic() - began))
         command = again()
         yield command
         command = _wait(client, command, left_s, options)

@@ -17,7 +17,7 @@ from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import GivenPath, not_empty
 from leasehold_client.cli.verb import output_option, warn_of_settings
 from leasehold_client.contexts import Context, locked_contexts, read_contexts, span_text
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_done
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.private_files import replace_file
 
@@ -83,13 +83,13 @@ def use(name: str) -> None:
         contexts = read_contexts()
         if name == "-":
             write(replace(contexts, current=""))
-            echo("no context is current")
+            echo_done("no context is current")
             warn_of_settings("")
             return
         chosen = contexts.get(name)
         chosen.require_valid()
         write(replace(contexts, current=name))
-    echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
+    echo_done(f"{name}: {chosen.identity} at {chosen.coordinator}")
     warn_of_settings(name)
 
 
@@ -118,7 +118,7 @@ def export(name: str, directory: Path) -> None:
                 f"PEM files can't be written to {directory}: {error.strerror}; name a directory of yours"
             ) from error
     expiry = span_text(chosen.expire_s - time.time())
-    echo(f"{name}: wrote {', '.join(parts)} to {directory}; the certificate expires in {expiry}")
+    echo_done(f"{name}: wrote {', '.join(parts)} to {directory}; the certificate expires in {expiry}")
 
 
 @context.command(epilog=examples("leasehold context delete alice"))
@@ -132,4 +132,4 @@ def delete(name: str) -> None:
         left = {key: one for key, one in contexts.by_name.items() if key != name}
         was_current = contexts.current == name
         write(replace(contexts, by_name=left, current="" if was_current else contexts.current))
-    echo(f"{name}: deleted{'; no context is current now' if was_current else ''}")
+    echo_done(f"{name}: deleted{'; no context is current now' if was_current else ''}")

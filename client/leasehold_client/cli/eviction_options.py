@@ -123,6 +123,7 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
         **named: Any,
     ) -> None:
         from leasehold_client.arguments.hooks_file import parse_hooks, read_hooks
+        from leasehold_client.arguments.job_file import job_file_text
         from leasehold_client.arguments.policies import make_policy, parse_policy
 
         def read() -> Eviction:
@@ -132,7 +133,8 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
             elif escalate_to is not None:
                 policy = make_policy(escalate_to=escalate_to)
             if isinstance(hooks_file, list):
-                return Eviction(policy, tuple(parse_hooks(hooks_file, "the job file")))
+                where = job_file_text(click.get_current_context().params["file"])
+                return Eviction(policy, tuple(parse_hooks(hooks_file, where)))
             return Eviction(policy, tuple(read_hooks(hooks_file)) if hooks_file is not None else ())
 
         function(*positional, eviction=_usable(read), **named)

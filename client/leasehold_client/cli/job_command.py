@@ -35,12 +35,24 @@ class JobCommand(ProgramCommand):
             rest = super().parse_args(ctx, args)
             self._merge_tables(ctx)
             return rest
+        except click.MissingParameter as error:  # only the command is required
+            if not (path := ctx.params.get("file")):
+                raise
+            from leasehold_client.arguments.job_file import job_file_text
+
+            raise click.UsageError(
+                f"{job_file_text(path)} has no command: add the key command, a list of the program and its "
+                "arguments, or write them after --",
+                ctx,
+            ) from error
         except click.BadParameter as error:
             name = error.param.name if error.param is not None else None
             if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
                 raise
             key = next((key for key, one in _parameters(self).items() if one.name == name), name)
-            message = f"the job file {ctx.params.get('file')}: {key}: {error.message}"
+            from leasehold_client.arguments.job_file import job_file_text
+
+            message = f"{job_file_text(ctx.params['file'])}: {key}: {error.message}"
             raise click.UsageError(message, ctx) from error
 
     def _merge_tables(self, ctx: click.Context) -> None:
@@ -65,19 +77,19 @@ class JobCommand(ProgramCommand):
             raise
 
 
-def use_job_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Makes the values of a job file the defaults of the other options."""
-    if not path or ctx.resilient_parsing:
-        return path
+def use_job_file(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Makes the values of a job file the defaults of the other options. Several files are refused later."""
+    if len(paths) != 1 or not paths[0] or ctx.resilient_parsing:
+        return paths
     from leasehold_client.arguments.job_file import read_job_file
 
     try:
-        given = read_job_file(path)
+        given = read_job_file(paths[0])
     except UsageError as error:
         raise click.UsageError(error.message, ctx) from error
     parameters = _parameters(ctx.command)
     ctx.default_map = {parameters[key].name or key: _as_option(key, value) for key, value in given.items()}
-    return path
+    return paths
 
 
 def _parameters(command: click.Command) -> Mapping[str, click.Parameter]:

@@ -15,7 +15,7 @@ from leasehold_client.cli.exec import socket_option
 from leasehold_client.cli.exit_codes import fail, not_utf8
 from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.cli.verb import output_option
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo, echo_done
 from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def leases(worker: LocalWorker, output: str) -> None:
 def release(worker: LocalWorker, workload: str) -> None:
     """Release a claim or an adopted process, by workload name or id, or by lease id. It keeps running."""
     released = worker.release(workload)
-    echo(f"{released.name}: released")
+    echo_done(f"{released.name}: released")
 
 
 def _echo_queue(found: ListResponse) -> None:

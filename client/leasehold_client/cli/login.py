@@ -15,7 +15,7 @@ from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_files
 from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import warn_of_settings
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_done, require_open
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -67,11 +67,14 @@ def login(source: str, name: str, context: str) -> None:
     from leasehold_client.coordinator import login as enrolment
 
     try:
+        require_open()
         ticket: JoinTicket = enrolment.read_ticket(_read(source, enrolment.TICKET_LIMIT))
         made = enrolment.login(ticket, name, context)
+        echo_done(
+            f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one"
+        )
     except LeaseholdError as error:
         fail(error)
-    echo(f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one")
     warn_of_settings(made.name)
 
 

@@ -25,8 +25,8 @@ from leasehold_client.cli.verb import (
     verb,
     workload_list,
 )
-from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import UsageError
+from leasehold_client.display.standard_output import echo, require_open
+from leasehold_client.errors import LeaseholdError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import HelperTerms, Resources
@@ -49,6 +49,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 @click.option(
     "-f",
     "--file",
+    cls=SingleOption,
     metavar="FILE",
     is_eager=True,
     callback=use_job_file,
@@ -152,6 +153,7 @@ def run(
     from leasehold_client.arguments.secret_variables import secret_variables
     from leasehold_client.cli.conclusion import conclude, conclude_ready
 
+    require_open()  # --quiet prints the id
     if wait_ready and not options.wait:
         raise UsageError("--wait-ready and --no-wait exclude each other: give only one of them")
     if attach and (wait_ready or not options.wait or options.is_document):
@@ -192,17 +194,25 @@ def run(
         preempt=workload_list(preempt),
         timeout_s=options.timeout_s,
     )
-    if attach:
-        from leasehold_client.cli.attached_run import attach as attach_to
-
-        attach_to(client, workload, command, options, remove=remove)
     began = time.monotonic()
-    conclude(client, command, workload.name, options)
-    if options.quiet and options.wait:
-        echo(workload.workload_id)
-    if wait_ready:
-        limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s - (time.monotonic() - began)
-        conclude_ready(client, workload, options, limit_s)
+    try:
+        if attach:
+            from leasehold_client.cli.attached_run import attach as attach_to
+
+            attach_to(client, workload, command, options, remove=remove)
+        conclude(client, command, workload.name, options)
+        if options.quiet and options.wait:
+            echo(workload.workload_id)
+        if wait_ready:
+            limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s - (time.monotonic() - began)
+            conclude_ready(client, workload, options, limit_s)
+    except OutputError as error:
+        name = workload.name
+        removal = f", `leasehold rm workload {name}` then deletes its record" if remove else ""
+        raise LeaseholdError(
+            f"{error.message}; workload {name} was created and is not stopped: `leasehold logs -f {name}` "
+            f"shows its output, `leasehold stop {name}` stops it{removal}"
+        ) from error
 
 
 def _assignments(texts: Sequence[str], kind: str, form: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.parameter_types import Number, Seconds, SingleOption
 from leasehold_client.cli.verb import WEEK_S, output_option, verb
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -77,12 +77,19 @@ def create(
     if len(named) != 1:
         raise UsageError("name one identity: give one of --worker, --user and --service")
     created = client.enrolment.create_join_token(named[0], ttl_s=ttl_s, uses=uses, replace=replace)
-    if output != "table":
-        from leasehold_client.display.documents import echo_message
+    try:
+        if output != "table":
+            from leasehold_client.display.documents import echo_message
 
-        echo_message(created, output)
-    else:
-        echo(created.ticket)
+            echo_message(created, output)
+        else:
+            echo(created.ticket)
+    except OutputError as error:
+        token_id = created.join_token.join_token_id
+        raise LeaseholdError(
+            f"{error.message}; the join token {token_id} was created, and its secret is not known any more: "
+            f"delete it by `leasehold token delete {token_id}`, and create another one"
+        ) from error
 
 
 @token.command("list", epilog=examples("leasehold token list"))

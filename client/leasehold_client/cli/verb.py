@@ -21,8 +21,9 @@ from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds, SingleOption, not_empty, refuse_empty
 from leasehold_client.config import COORDINATOR_VARIABLE, config_path, coordinator_in_file
 from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator, environment_context
+from leasehold_client.display.standard_output import require_open
 from leasehold_client.display.terminal_text import echo_error, one_line
-from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.errors import LeaseholdError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -171,6 +172,11 @@ class CommandOptions:
         return self.output != "table"
 
     @property
+    def needs_output(self) -> bool:
+        """Whether success prints something."""
+        return self.is_document or not self.quiet or not self.wait
+
+    @property
     def is_told(self) -> bool:
         """Whether the outcome is printed for people."""
         return not self.quiet and not self.is_document
@@ -227,7 +233,11 @@ def _announced(address: str) -> Callable[[LeaseholdError], None]:
 
 
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:
-    """Connects a verb to the coordinator, and turns any error into one line and an exit code."""
+    """Connects a verb to the coordinator, and turns any error into one line and an exit code.
+
+    A closed standard output is refused before any call, since it would hide what the verb has changed. If a
+    later write fails, the error says that the change was made.
+    """
 
     @coordinator_option
     @context_option
@@ -246,11 +256,22 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         interrupts.raise_in_call()
         refuse_empty(click.get_current_context())
         try:
+            options = named.get("options")  # those of a verb that creates commands
+            if not isinstance(options, CommandOptions) or options.needs_output:
+                require_open()
             address, found = chosen_coordinator(coordinator, context)
             name = found.name if found is not None else None
             with Client(address, _announced(address), name, on_behalf_of) as client:
                 try:
                     function(client, *positional, **named)
+                except OutputError as error:
+                    if client.has_changed:
+                        error.message += (
+                            "; the change was made"
+                            if options is None
+                            else "; the request was stored: `leasehold get commands` shows its outcome"
+                        )
+                    raise
                 except LeaseholdError as error:
                     error.message = with_short_names(client, error.message)
                     raise
@@ -259,7 +280,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         except UnicodeEncodeError as error:  # a message only holds valid text
             fail(not_utf8(error))
         except KeyboardInterrupt:
-            if "options" in named:  # those of a verb that creates commands
+            if options is not None:
                 interrupted("a command that was stored continues: `leasehold get commands` shows it")
             interrupted()
 

@@ -24,6 +24,9 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageErr
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of most calls."""
 
+READS: Final = ("Get", "List", "Plan", "VerifyAudit", "WhoAmI")
+"""Beginnings of the names of requests that change nothing."""
+
 ON_BEHALF_OF_KEY: Final = "leasehold-on-behalf-of"
 """Metadata of a call with the user for whom a service acts."""
 
@@ -75,6 +78,9 @@ class Connection:
             or the current context.
         on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
 
+    Attributes:
+        has_changed: Whether the coordinator has accepted a request for a change.
+
     Raises:
         LeaseholdError: There are no credentials for the coordinator.
         UsageError: An argument, or a file of the credentials, is invalid.
@@ -90,6 +96,7 @@ class Connection:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
         self._is_closed = False
+        self.has_changed = False
         self._certificate = certificate_file(self.address) if found is None else None
         self.channel: grpc.Channel
         if found is not None:
@@ -121,7 +128,9 @@ class Connection:
     ) -> Response:
         """Makes a call once."""
         with self._converted():
-            return method(request, timeout=timeout_s)
+            response = method(request, timeout=timeout_s)
+        self.has_changed |= is_change(request)
+        return response
 
     def read(
         self,
@@ -206,6 +215,11 @@ class Connection:
             if not isinstance(error, grpc.RpcError):
                 raise
             raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
+
+
+def is_change(request: object) -> bool:
+    """Whether a request is for a change, by its name."""
+    return not type(request).__name__.startswith(READS)
 
 
 def require_user(on_behalf_of: str) -> None:

@@ -5,7 +5,6 @@ the same certificate. A request for another key would look like that of a thief.
 """
 
 import base64
-import binascii
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable
@@ -60,19 +59,19 @@ def read_ticket(text: str) -> JoinTicket:
         UsageError: The text is no join token for a user or a service.
     """
     word = text.strip()
+    begins = word.startswith(TICKET_PREFIX) and len(word) <= TICKET_LIMIT
+    data = word.removeprefix(TICKET_PREFIX)
     try:
-        if not word.startswith(TICKET_PREFIX) or len(word) > TICKET_LIMIT:
-            raise ValueError("it does not begin like one")
-        data = word.removeprefix(TICKET_PREFIX)
         ticket = JoinTicket.FromString(base64.b64decode(data + "=" * (-len(data) % 4), b"-_", validate=True))
-        if not (ticket.address and ticket.secret and ticket.ca_certificates):
-            raise ValueError("a part of it is missing")
         as_pem(ticket.ca_certificates)
-    except (ValueError, binascii.Error, DecodeError) as error:
+    except (ValueError, DecodeError):
+        ticket = JoinTicket()
+    if not (begins and ticket.address and ticket.secret and ticket.ca_certificates):
+        problem = "it is incomplete or damaged" if begins else f"it does not begin with {TICKET_PREFIX}"
         raise UsageError(
-            f"what was given is no join token ({error}): copy the whole word that `leasehold token create "
+            f"what was given is no join token ({problem}): copy the whole word that `leasehold token create "
             "--user NAME` prints"
-        ) from None
+        )
     if ticket.identity.startswith("worker/"):
         raise UsageError(
             f"the join token is for {ticket.identity}: use it on the GPU host, with `leasehold worker --join "

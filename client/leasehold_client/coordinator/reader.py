@@ -84,6 +84,11 @@ class Reader:
         """Address of the coordinator."""
         return self._connection.address
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the coordinator has accepted a request for a change. No answer: unknown."""
+        return self._connection.has_changed
+
     def __enter__(self) -> Self:
         return self
 

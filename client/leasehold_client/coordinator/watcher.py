@@ -25,7 +25,7 @@ from leasehold_client.coordinator.resumed_watch import resumed_watch
 from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
-from leasehold_client.messages import command_state, operation_name, reason_name
+from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
 
 
 class Watcher(Reader):
@@ -157,13 +157,18 @@ class Watcher(Reader):
 
         Args:
             command: The command.
-            timeout_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
+            timeout_s: Longest wait, at most 1e9 s. 0: one look. None: until the command has been UNKNOWN for
+                30 s beyond its own timeout.
 
         Raises:
             NoCoordinatorError: The outage lasted longer.
             CommandWaitTimeoutError: The wait is over.
-            UsageError: The command has no id.
+            UsageError: The command is no Command or has no id, or the timeout is negative or too long.
         """
+        given: object = command  # a caller without a type checker may pass an id
+        if not isinstance(given, Command):
+            raise UsageError(f"{given!r} is not a Command: pass what `client.command(id)` returns")
+        require_timeout(timeout_s)
         if not command.command_id:
             raise UsageError("the command was only checked (validate_only), so it has no end to wait for")
         deadline = CommandDeadline(command, timeout_s)
@@ -193,6 +198,7 @@ class Watcher(Reader):
             CommandFailedError: The command ended FAILED, REJECTED, CANCELLED or EXPIRED.
             NoCoordinatorError: As of :meth:`watch`.
             CommandWaitTimeoutError: As of :meth:`watch`.
+            UsageError: As of :meth:`watch`.
         """
         with closing(self.watch(command, timeout_s=timeout_s)) as states:
             for current in states:
@@ -216,14 +222,15 @@ class Watcher(Reader):
             workload: Id or name.
             condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
                 Or the name of a state, such as ``SUSPENDED``.
-            timeout_s: Longest wait. None: no limit.
+            timeout_s: Longest wait, at most 1e9 s. 0: one look. None: no limit.
 
         Raises:
             WaitTimeoutError: The wait timed out.
-            UsageError: The condition does not exist.
+            UsageError: The condition does not exist, or the timeout is negative or too long.
             LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before the condition held.
             NoCoordinatorError: The outage lasted longer.
         """
+        require_timeout(timeout_s)
         # By id, since another workload may get the name during the wait.
         workload_id = self._workload_id(workload)
         return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)

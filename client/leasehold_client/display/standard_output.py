@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import click
 
 from leasehold_client.display.terminal_text import discard, safe_cell, safe_text
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import OutputError
 
 _has_no_reader = False
 """Whether the pipe of standard output was found closed. Python reports that once."""
@@ -20,9 +20,22 @@ def echo(line: str) -> bool:
         False if the pipe is closed, so that the line is dropped.
 
     Raises:
-        LeaseholdError: Standard output is closed, or the write failed, such as on a full disk.
+        OutputError: Standard output is closed, or the write failed, such as on a full disk.
     """
     return echo_escaped(safe_cell(line))
+
+
+def echo_done(line: str) -> None:
+    """Prints a line about a change. If the write fails, the error has the line.
+
+    Raises:
+        OutputError: As of :func:`echo`.
+    """
+    try:
+        echo(line)
+    except OutputError as error:
+        error.message += f"; {line}"
+        raise
 
 
 def echo_lines(text: str) -> bool:
@@ -42,7 +55,7 @@ def echo_escaped(text: str) -> bool:
     """
     if _has_no_reader:
         return False
-    _require_open()
+    require_open()
     try:
         click.echo(text, color=True)  # click would remove colours where standard output is no terminal
     except OSError as error:
@@ -55,9 +68,9 @@ def write(data: bytes) -> bool:
     """Writes and flushes bytes. Returns False if the pipe is closed.
 
     Raises:
-        LeaseholdError: Standard output is closed, or the write failed, such as on a full disk.
+        OutputError: Standard output is closed, or the write failed, such as on a full disk.
     """
-    _require_open()
+    require_open()
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -67,9 +80,14 @@ def write(data: bytes) -> bool:
     return True
 
 
-def _require_open() -> None:
+def require_open() -> None:
+    """Refuses a closed standard output. A verb that changes something calls this first.
+
+    Raises:
+        OutputError: Standard output is closed.
+    """
     if sys.stdout is None:  # as after `>&-` in a shell
-        raise LeaseholdError(
+        raise OutputError(
             "can't write the output: standard output is closed; redirect it to a file, or to /dev/null"
         )
 
@@ -115,7 +133,7 @@ def _give_up(error: OSError) -> None:
     _has_no_reader = isinstance(error, BrokenPipeError)
     discard(sys.stdout)
     if not isinstance(error, BrokenPipeError):
-        raise LeaseholdError(_message(error)) from error
+        raise OutputError(_message(error)) from error
 
 
 def _message(error: OSError) -> str:

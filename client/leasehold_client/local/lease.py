@@ -216,6 +216,7 @@ def claim(
 
     Raises:
         LeaseholdError: The claim is refused or timed out.
+        UsageError: ``wait_s`` is negative, infinite or more than 1e9.
         NoWorkerError: No worker answers.
     """
     spec = WorkloadSpec(

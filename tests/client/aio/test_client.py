@@ -140,6 +140,16 @@ def test_a_suspend_is_waited_for(scripted: ScriptedCoordinator) -> None:
     assert asyncio.run(main()).state == SUCCEEDED
 
 
+def test_a_timeout_that_grpc_cannot_take_is_refused(scripted: ScriptedCoordinator) -> None:
+    async def main() -> None:
+        async with AsyncClient(scripted.address) as client:
+            with pytest.raises(UsageError, match="inf is not a time in seconds"):
+                await client.wait(command(PENDING), timeout_s=float("inf"))
+
+    asyncio.run(main())
+    assert not scripted.requests
+
+
 def test_a_command_that_fails_raises(scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(PENDING, 1), command(FAILED, 2))
 

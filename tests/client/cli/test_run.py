@@ -120,8 +120,9 @@ def test_options_override_a_job_file(
         ),
         ("command = ['x']\nname = ''", "job.toml: name: the value is empty"),
         ("command = []", "job.toml: command: the list is empty: give a program and its arguments"),
-        ("name = 'x'", "Missing argument '-- COMMAND...'"),
-        ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 has the unknown key 'nope'"),
+        ("name = 'x'", "job.toml has no command: add the key command"),
+        ("", "job.toml has no command: add the key command"),
+        ("command = ['x']\n[[hooks]]\nnope = 1", "job.toml: hook 0 has the unknown key 'nope'"),
     ],
 )
 def test_a_wrong_value_of_a_job_file_is_one_line_with_its_key(
@@ -153,6 +154,17 @@ def test_bad_usage(leasehold: CommandLine, creating: ScriptedCoordinator, option
     assert (done.code, done.stdout) == (125 if "--attach" in options else 2, "")
     assert match in done.stderr
     assert not creating.asked(workload_service_pb2.CreateWorkloadRequest)
+
+
+def test_a_second_job_file_is_refused(
+    leasehold: CommandLine, creating: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("command = ['x']")
+    done = leasehold("run", "-f", str(tmp_path / "a"), "-f", str(tmp_path / "b"))
+    assert done.code == 2
+    assert "--file is given more than once: give it once" in done.stderr
+    assert not creating.requests
 
 
 def test_quiet_prints_the_id(leasehold: CommandLine, creating: ScriptedCoordinator) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -20,7 +20,7 @@ from leasehold.v1.hook_pb2 import Hook
 from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
-from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 
 from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
 
@@ -164,6 +164,40 @@ def test_a_wait_raises_unless_the_command_succeeded(scripted: ScriptedCoordinato
             client.wait(Command(command_id="c-1"))
     assert (error.value.reason, error.value.metadata) == ("LOCK_TIMEOUT", {"pid": "7"})
     assert error.value.command == failed
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 1e10])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, timeout_s: client.wait(command(PENDING), timeout_s=timeout_s),
+        lambda client, timeout_s: next(client.watch(command(PENDING), timeout_s=timeout_s)),
+        lambda client, timeout_s: client.wait_workload("one", timeout_s=timeout_s),
+        lambda client, timeout_s: client.suspend("one", timeout_s=timeout_s),
+    ],
+    ids=["wait", "watch", "wait_workload", "suspend"],
+)
+def test_a_timeout_that_grpc_cannot_take_is_refused_before_any_call(
+    scripted: ScriptedCoordinator, call: Callable[[Client, float], object], timeout_s: float
+) -> None:
+    with Client(scripted.address) as client, pytest.raises(UsageError, match="is not a time in seconds"):
+        call(client, timeout_s)
+    assert not scripted.requests
+
+
+def test_the_longest_timeout_is_waited_for(scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(SUCCEEDED, 2))
+    with Client(scripted.address) as client:
+        assert client.wait(command(PENDING), timeout_s=1e9).state == SUCCEEDED
+
+
+def test_a_wait_for_an_id_is_told_how_to_get_the_command(scripted: ScriptedCoordinator) -> None:
+    command_id: Any = "c-1"
+    with (
+        Client(scripted.address) as client,
+        pytest.raises(UsageError, match="'c-1' is not a Command: pass"),
+    ):
+        client.wait(command_id)
 
 
 def test_errors_show_no_traceback_of_grpc(scripted: ScriptedCoordinator) -> None:

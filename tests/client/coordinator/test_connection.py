@@ -42,6 +42,15 @@ def test_a_lost_answer_is_asked_for_again_by_the_same_id(scripted: ScriptedCoord
     assert first.request_id  # type: ignore[attr-defined]
 
 
+def test_a_request_that_is_too_large_is_told_with_the_limit(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["CreateWorkload"] = lambda request, context: None  # gRPC refuses the request
+    spec = workload_service_pb2.CreateWorkloadRequest().spec
+    spec.arguments.append("x" * 5_000_000)
+    told = rf"^the request has 50000\d\d bytes, and {scripted.address} takes at most 4194304: shorten"
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match=told):
+        client.run(spec)
+
+
 def test_a_refusal_is_not_asked_for_again(scripted: ScriptedCoordinator) -> None:
     scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
         context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha is LOST"

@@ -36,6 +36,21 @@ def test_a_login_replaces_no_context_of_another_coordinator(
     assert read_contexts().get("alice") == before
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "it does not begin with leasehold-join-"),
+        ("leasehold-join-", "it is incomplete or damaged"),
+        ("leasehold-join-AAAAA", "it is incomplete or damaged"),
+        ("leasehold-join-CgNh", "it is incomplete or damaged"),
+        ("leasehold-join-~", "it is incomplete or damaged"),
+    ],
+)
+def test_a_damaged_join_token_is_refused_in_plain_words(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=rf"^what was given is no join token \({problem}\): copy the whole"):
+        enrolment.read_ticket(text)
+
+
 def ticket_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JoinTicket:
     """A join token for an address at which nobody listens, in a home without contexts."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

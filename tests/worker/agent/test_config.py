@@ -218,8 +218,10 @@ def test_a_join_token_in_no_regular_file_is_refused_at_once(tmp_path: Path, kind
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "leasehold-join-", "leasehold-join-!!", "leasehold-join-AAAA"]
+    "text",
+    ["", "nonsense", "leasehold-join-", "leasehold-join-!!", "leasehold-join-AAAA", "leasehold-join-AAAAA"],
 )
 def test_what_is_no_join_token_is_told(text: str) -> None:
-    with pytest.raises(StartError, match="is no join token"):
+    problem = "it is incomplete or damaged" if text.startswith("leasehold") else "it does not begin with"
+    with pytest.raises(StartError, match=rf"is no join token \({problem}"):
         read_ticket(text)

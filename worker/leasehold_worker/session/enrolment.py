@@ -5,7 +5,6 @@ request with the same key gets the same certificate. A request for another key l
 """
 
 import base64
-import binascii
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -73,19 +72,19 @@ def read_ticket(text: str) -> JoinTicket:
         StartError: The text is no join token for a worker.
     """
     word = text.strip()
+    begins = word.startswith(TICKET_PREFIX) and len(word) <= TICKET_LIMIT
+    data = word.removeprefix(TICKET_PREFIX)
     try:
-        if not word.startswith(TICKET_PREFIX) or len(word) > TICKET_LIMIT:
-            raise ValueError("it does not begin like one")
-        data = word.removeprefix(TICKET_PREFIX)
         ticket = JoinTicket.FromString(base64.b64decode(data + "=" * (-len(data) % 4), b"-_", validate=True))
-        if not (ticket.address and ticket.secret and ticket.ca_certificates):
-            raise ValueError("a part of it is missing")
         as_pem(ticket.ca_certificates)
-    except (ValueError, binascii.Error, DecodeError) as error:
+    except (ValueError, DecodeError):
+        ticket = JoinTicket()
+    if not (begins and ticket.address and ticket.secret and ticket.ca_certificates):
+        problem = "it is incomplete or damaged" if begins else f"it does not begin with {TICKET_PREFIX}"
         raise StartError(
-            f"what was given is no join token ({error}): copy the whole word that `leasehold token create "
+            f"what was given is no join token ({problem}): copy the whole word that `leasehold token create "
             "--worker NAME` prints"
-        ) from None
+        )
     if not ticket.identity.startswith(f"{WORKER_KIND}/"):
         raise StartError(
             f"the join token is for {ticket.identity}, and not for a worker: use `leasehold login` with it, "

@@ -356,3 +356,17 @@ def test_a_link_in_a_dialog_closes_the_dialog(browser: Browser, web_fleet: WebFl
         link.click()
         expect(page.locator("dialog")).to_have_count(0)
         expect(page.locator("h1")).to_have_text("one")
+
+
+@pytest.mark.long
+def test_a_dialog_tells_that_there_was_nothing_to_do(browser: Browser, web_fleet: WebFleet) -> None:
+    command = {"command_id": "c-1", "workload_id": "w-1", "operation": {"suspend": {}}, "create_time": 1}
+    done = {**command, "state": "SUCCEEDED", "result": {"already_there": True}}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{"already_there": True}]}))
+        page.route("**/api/action", lambda route: route.fulfill(json={"commands": [done]}))
+        page.evaluate(SUSPEND)
+        page.click('dialog button:text-is("Suspend"):enabled')
+        told = page.locator("dialog footer [role=status]")
+        expect(told).to_have_text("The suspend has ended: nothing to do.")

@@ -174,6 +174,40 @@ def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(
 
 
 @pytest.mark.long
+def test_an_open_page_follows_a_change_of_the_role(browser: Browser, tmp_path: Path) -> None:
+    """The page reads its role each minute, too, which is later than the timeout here."""
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        fleet.fleet.run_counter("train")
+        with open_page(browser, fleet.url, tokens["viewer"], Complaints()) as page:
+            page.goto(f"{fleet.url}workloads/train")
+            spec = page.get_by_label("Specification")
+            expect(spec).to_contain_text("Only its owner and operators see the specification.")
+            suspend = page.locator('button:text-is("Suspend")')
+            expect(suspend).to_have_count(0)
+            fleet.fleet.cli("access", "grant", "operator", "user/oidc-viewer@example.com")
+            expect(suspend).to_have_count(1, timeout=30_000)
+            expect(spec).to_contain_text("Eviction policy")
+            fleet.fleet.cli("access", "revoke", "operator", "user/oidc-viewer@example.com")
+            expect(suspend).to_have_count(0, timeout=30_000)
+
+
+@pytest.mark.long
+def test_an_absent_specification_has_its_reason(browser: Browser, web_fleet: WebFleet) -> None:
+    """The caller may have got its role after the answer."""
+    workload = {"workload_id": "w-1", "name": "one", "status": {"state": "RUNNING"}}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        for more, told in (
+            ({}, "Only its owner and operators see the specification."),
+            ({"origin": "CLAIM"}, "The specification is unknown: the worker has not reported it yet."),
+        ):
+            answer = {"workload": {**workload, **more}, "commands": [], "events": []}
+            page.route("**/api/workloads/w-1", partial(answer_json, answer))
+            page.goto(f"{web_fleet.url}workloads/w-1")
+            expect(page.get_by_label("Specification")).to_contain_text(told)
+
+
+@pytest.mark.long
 def test_another_caller_of_the_same_role_is_shown(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.add_init_script(SHORT_MINUTE)

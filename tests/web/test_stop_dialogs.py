@@ -4,9 +4,9 @@ import re
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page
 from .conftest import WebFleet
 from .dialog_scripts import BESIDE, CANCEL
 
@@ -216,3 +216,44 @@ def test_only_a_command_that_the_caller_may_cancel_has_a_button_for_it(
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         expect(page.locator("#who")).to_contain_text("admin")
         assert page.evaluate(CANCELLABLE, commands) == [own, [], own, [one["id"] for one in commands]]
+
+
+@pytest.mark.long
+def test_a_dialog_tells_the_deletion_of_its_workload_or_command(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """The dialog keeps the last state until the answer of the server."""
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def tell(workload: str | None, state: str | None) -> None:
+            row = workload and {"workload_id": "w-1", "name": "one", "status": {"state": workload}}
+            changes = [["workload", "w-1", row], ["command", "c-1", state and {**command, "state": state}]]
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        def expect_deletion(dialog: str, ended: str, deleted: str) -> None:
+            tell("RUNNING", "RUNNING")
+            page.evaluate(dialog)
+            effect = page.locator("dialog .steps li").first
+            tell("EXITED", "SUCCEEDED")
+            expect(effect).to_have_text(ended)
+            tell(None, None)
+            answer = next_request(page, asked)
+            expect(effect).to_have_text(ended)
+            answer.fulfill(status=404, json={"message": "it is unknown"})
+            expect(effect).to_have_text(deleted)
+            page.keyboard.press("Escape")
+
+        page.route("**/api/workloads/w-1", lambda route: asked.append(route))
+        page.route("**/api/commands/c-1", lambda route: asked.append(route))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        expect_deletion(BESIDE, "The workload has ended.", "The workload was deleted.")
+        expect_deletion(
+            CANCEL,
+            "The command has ended (succeeded): there is nothing to cancel.",
+            "The command was deleted: there is nothing to cancel.",
+        )

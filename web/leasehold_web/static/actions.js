@@ -55,15 +55,19 @@ function button(text, onclick, kind = "", name = undefined) {
   return h("button", { onclick, class: kind, type: "button", "aria-label": name }, text);
 }
 
+const workloadSubjects = (...entries) => ({ kind: "workload", entries });
+
 function suspend(workload) {
   confirm({
     title: `Suspend ${workload.name}`, verb: "Suspend",
-    picture: picture(held(workload).map((uuid) => [placeOf(uuid), "parked"])),
+    subjects: workloadSubjects(workload),
+    picture: (plan, latest) => picture(held(latest).map((uuid) => [placeOf(uuid), "parked"])),
     action: { action: "suspend", workload: workload.workload_id },
   });
 }
 
 function restoreLead(workload, uuids) {
+  if (!RESTORABLE.has(workload.status?.state)) return "";
   if (workload.status?.state === "UNKNOWN") return "Examines each process again, and restores those that the driver can restore.";
   if (workload.status?.state === "SLEEPING") return "On its own GPUs, where its processes still are.";
   if (!formerOf(workload).length) return "It holds no GPU.";
@@ -72,17 +76,18 @@ function restoreLead(workload, uuids) {
 
 // The GPUs of a restore: those that were picked, those that a sleeper never left, or else those of its plan.
 function restorePicture(workload, uuids, plan) {
+  if (!RESTORABLE.has(workload.status?.state)) return "";
   const stays = workload.status?.state === "SLEEPING" ? formerOf(workload) : [];
   const planned = (plan?.destinations ?? []).map((one) => one.gpu_uuid);
   const known = [planned, uuids, stays].find((one) => one.length) ?? [];
-  return known.length > 0 && picture(known.map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)]));
+  return picture(known.map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)]));
 }
 
 function restore(workload, uuids) {
   confirm({
     title: `Restore ${workload.name}`, verb: "Restore",
-    picture: (plan) => restorePicture(workload, uuids, plan),
-    lead: restoreLead(workload, uuids),
+    subjects: workloadSubjects(workload),
+    picture: (plan, latest) => [restorePicture(latest, uuids, plan), lead(restoreLead(latest, uuids))],
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
   });
 }
@@ -95,7 +100,8 @@ function needsWake(workload) {
 function wake(workload) {
   confirm({
     title: `Wake ${workload.name}`, verb: "Wake",
-    lead: "Calls the hooks of its restore again.",
+    subjects: workloadSubjects(workload),
+    picture: (plan, latest) => needsWake(latest) && lead("Calls the hooks of its restore again."),
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: [] },
   });
 }
@@ -132,12 +138,19 @@ function move(workload) {
     text: `Pick where ${workload.name} goes: ${count(sources.length, "free GPU")} of ${workerName(workload.worker_id)} with the same chip.`,
     accepts: (gpu) => gpu.state === "FREE" && gpu.name === model,
     problem: () => stateNow(workload) !== "RUNNING" && over(workload, "running"),
-    done: (uuids) => confirm({
-      title: `Move ${workload.name}`, verb: "Move",
-      picture: picture(sources.map((uuid, at) => [placeOf(uuid), placeOf(uuids[at])])),
-      action: { action: "remap", moves: [{ workload: workload.workload_id, pairs: sources.map((uuid, at) => [uuid, uuids[at]]) }] },
-    }),
+    done: (uuids) => remap(`Move ${workload.name}`, "Move", [{ workload, pairs: sources.map((uuid, at) => [uuid, uuids[at]]) }]),
   }));
+}
+
+// The picture has the GPUs that are still to be left.
+function remap(title, verb, moves) {
+  const steps = (pairs, latest) => pairs.filter(([from]) => held(latest).includes(from)).map(([from, to]) => [`${moves.length > 1 ? `${latest.name}: ` : ""}${placeOf(from)}`, placeOf(to)]);
+  confirm({
+    title, verb,
+    subjects: workloadSubjects(...moves.map((one) => one.workload)),
+    picture: (plan, ...latest) => picture(moves.flatMap(({ pairs }, at) => steps(pairs, latest[at]))),
+    action: { action: "remap", moves: moves.map(({ workload, pairs }) => ({ workload: workload.workload_id, pairs })) },
+  });
 }
 
 function swap(workload) {
@@ -156,11 +169,7 @@ function swap(workload) {
       if (!second) return;
       const targets = held(second);
       const pairs = sources.map((from, at) => [from, targets[at]]);
-      confirm({
-        title: `Swap ${workload.name} and ${second.name}`, verb: "Swap",
-        picture: picture(pairs.flatMap(([from, to]) => [[`${workload.name}: ${placeOf(from)}`, placeOf(to)], [`${second.name}: ${placeOf(to)}`, placeOf(from)]])),
-        action: { action: "remap", moves: [{ workload: workload.workload_id, pairs }, { workload: second.workload_id, pairs: pairs.map(([from, to]) => [to, from]) }] },
-      });
+      remap(`Swap ${workload.name} and ${second.name}`, "Swap", [{ workload, pairs }, { workload: second, pairs: pairs.map(([from, to]) => [to, from]) }]);
     },
   }));
 }
@@ -193,6 +202,7 @@ function busyNote(workload) {
 function effectsOfStop(workload) {
   const state = workload.status?.state;
   const uuids = held(workload);
+  if (workload.isDeleted) return ["The workload was deleted."];
   if (ENDED.has(state)) return ["The workload has ended."];
   const host = live.workers.get(workload.worker_id);
   return [
@@ -208,8 +218,8 @@ function stop(workload) {
   const force = h("input", { type: "checkbox", id: "force" });
   confirm({
     title: `Stop ${workload.name}`, verb: "Stop", isDanger: true,
-    subject: { kind: "workload", entry: workload },
-    effects: effectsOfStop, isSenseless: ({ status }) => ENDED.has(status?.state),
+    subjects: workloadSubjects(workload),
+    effects: effectsOfStop, isSenseless: ({ isDeleted, status }) => isDeleted || ENDED.has(status?.state),
     extra: h("label", { for: "force" }, force, " Kill restored processes even if they can't be suspended first, which can hang the host"),
     action: () => ({ action: "stop", workload: workload.workload_id, force: force.checked }),
   });
@@ -257,12 +267,12 @@ function drain(worker) {
     effects: () => effectsOfDrain(worker, before),
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
     plans: () => plansOfDrain(worker),
-    isStrict: false,
     action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
   });
 }
 
-function effectOfCancellation({ state }) {
+function effectOfCancellation({ isDeleted, state }) {
+  if (isDeleted) return "The command was deleted: there is nothing to cancel.";
   if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
   if (state === "PENDING") return "The command was not sent: it ends at once.";
   if (state === "UNKNOWN") return "The host is out of contact: the cancellation is requested from its worker once the host returns. The operation may have ended by then.";
@@ -276,12 +286,14 @@ function titleOfCancellation(command) {
 function cancel(command) {
   confirm({
     title: titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
-    subject: { kind: "command", entry: command },
-    effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ state }) => CONCLUDED.has(state),
+    subjects: { kind: "command", entries: [command] },
+    effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ isDeleted, state }) => isDeleted || CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },
   });
 }
 
+const lead = (text) => text && h("p", { class: "muted" }, text);
+
 function picture(pairs) {
-  return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
+  return pairs.length > 0 && h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
 }

@@ -3,7 +3,7 @@ import { age } from "/static/ages.js";
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
 import { targetOf, withNames, workerName, workloadName } from "/static/live.js";
-import { bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
+import { bytes, CONCLUDED, lower, operationOf, outcomeOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
@@ -11,7 +11,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
   return h("article", { class: "command", "data-of": command.command_id },
     h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
       workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, targetOf(command)),
-      h("span", { class: "badge" }, command.result?.already_there ? "nothing to do" : lower(command.state)),
+      h("span", { class: "badge" }, outcomeOf(command)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       !isOver && command.cancel_requested && h("span", { class: "badge" }, "cancellation requested"),
       h("span", { class: "spacer" }),

@@ -3,18 +3,21 @@ import { commandView } from "/static/command_view.js";
 import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
 import { DryRun } from "/static/dry_run.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { onChange, readSession, withNames } from "/static/live.js";
-import { CONCLUDED, count, lower, operationOf } from "/static/words.js";
+import { live, onChange, readSession, withNames } from "/static/live.js";
+import { basisOf } from "/static/plan_basis.js";
+import { CONCLUDED, count, operationOf, outcomeOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
+const PLANNED = new Set(["suspend", "restore", "remap"]); // actions that need a plan
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
+const CHANGED_VIEW = "What will happen has changed.";
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 // What a screen reader says of commands that have ended.
 function endText(commands) {
-  if (commands.length === 1) return `The ${operationOf(commands[0])} has ended: ${lower(commands[0].state)}.`;
-  const states = [...new Set(commands.map((one) => one.state))];
-  return commands.length ? `${commands.length} commands have ended: ${states.map((state) => `${commands.filter((one) => one.state === state).length} ${lower(state)}`).join(", ")}.` : "";
+  if (commands.length === 1) return `The ${operationOf(commands[0])} has ended: ${outcomeOf(commands[0])}.`;
+  const all = commands.map(outcomeOf);
+  return all.length ? `${all.length} commands have ended: ${[...new Set(all)].map((outcome) => `${all.filter((one) => one === outcome).length} ${outcome}`).join(", ")}.` : "";
 }
 
 // A text below the view, until it is closed or another one comes.
@@ -25,11 +28,12 @@ export function notice(...parts) {
 }
 
 // A dialog with the dry run, then with the command.
-//   picture: an element, or a function that returns it, of the plan or of nothing; action: what is sent, or a function
-//   that returns it; plans: a function that returns further actions to plan; effects: what happens, or a function that
-//   returns it and is called again after changes; isStrict: whether the action needs a plan without refusals. With a subject, { kind, entry }, of a workload or a command, effects is a function of its
-//   latest state, and isSenseless tells whether that state makes the action senseless.
-export function confirm({ title, verb, action, picture: drawn, lead, subject, effects, extra, plans, isDanger, isSenseless, isStrict = true }) {
+//   subjects: { kind, entries }, the workloads or the command of the action; picture: a function that returns elements, of
+//   the plan or of nothing, and of the latest subjects; action: what is sent, or a function that returns it; plans: a
+//   function that returns the actions to plan, each { name, action, basis }, if the action itself has no plan; effects:
+//   what happens, or a function of the latest subjects that returns it and is called again after changes; isSenseless:
+//   whether the latest subject makes the action senseless.
+export function confirm({ title, verb, action, picture, subjects, effects, extra, plans, isDanger, isSenseless }) {
   let id = requestId();
   let again = null; // the sentence on another attempt
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
@@ -45,6 +49,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
   let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
+  let hasChanged = false; // whether the dialog shows something else than at its opening
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
@@ -63,36 +68,46 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
     const isPlain = !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
     if (isPlain && event.target.closest("a[href]")) dialog.close();
   });
-  const pictureBox = h("div", {}, typeof drawn === "function" ? drawn() : drawn);
-  const effectList = effects && h("ul", { class: "steps" });
-  const latest = subject && latestEntries(subject.kind, [subject.entry], redrawEffects);
-  const subjectNow = () => subject && latest.of(subject.entry[`${subject.kind}_id`]);
-  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects(subjectNow()) : effects).map((one) => h("li", {}, one)));
-  if (effects) drawEffects();
-  if (subject) endChanges = latest.end;
-  else if (typeof effects === "function") endChanges = onChange((changes) => changes.has("workload") && redrawEffects());
-  const parts = [pictureBox, lead && h("p", { class: "muted" }, lead), effectList, extra];
-  const plannedActions = plans?.() ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
+  const pictureBox = h("div", { class: "picture" });
+  const effectList = h("ul", { class: "steps" });
   const planBox = h("div", {});
-  replace(body, ...parts, planBox);
+  const latest = subjects && latestEntries(subjects.kind, subjects.entries, redraw);
+  const subjectsNow = () => (subjects?.entries ?? []).map((one) => latest.of(one[`${subjects.kind}_id`]));
+  const drawPicture = (plan) => replace(pictureBox, picture?.(plan, ...subjectsNow()));
+  const drawEffects = () => replace(effectList, (typeof effects === "function" ? effects(...subjectsNow()) : effects ?? []).map((one) => h("li", {}, one)));
+  const needsPlan = PLANNED.has(action.action);
+  const plansNow = () => (needsPlan ? [{ name: "", action, basis: basisOf(action, subjectsNow()) }] : plans?.() ?? []);
+  const basisNow = () => JSON.stringify([effectList.textContent, plansNow()]);
+  drawPicture();
+  drawEffects();
+  let basis = live.isLoading ? null : basisNow(); // what the content of the dialog depends on. null: not known yet
+  if (subjects || typeof effects === "function") {
+    // A change of a workload or GPU is also one of its worker.
+    const endWorkers = onChange((changes) => (changes.has("worker") || changes.has("state")) && redraw());
+    endChanges = () => {
+      endWorkers();
+      latest?.end();
+    };
+  }
+  replace(body, pictureBox, effectList, extra, planBox);
   let dryRun = newDryRun();
 
   function newDryRun() {
     return new DryRun(planBox, {
       signal: aborted.signal,
-      onPlan: (plan) => typeof drawn === "function" && replace(pictureBox, drawn(plan)),
+      onPlan: drawPicture,
       onEnd: (isPossible, failed) => {
-        yes.disabled = isStrict && !isPossible;
+        yes.disabled = needsPlan && !isPossible;
         if (!yes.disabled && failed !== undefined) tellCompletion(failed);
       },
     });
   }
 
   // The focus goes to the button only if the dialog is untouched: the next key of a user who types or scrolls would
-  // press the button.
+  // press the button. After a change, the user decides anew.
   function tellCompletion(failed) {
-    if (!extra && !isTouched && document.activeElement === body) yes.focus();
-    else told.textContent = failed ? `${count(failed, "plan")} failed.` : "The dry run is complete.";
+    if (!extra && !isTouched && !hasChanged && document.activeElement === body) yes.focus();
+    else told.textContent = `${hasChanged ? `${CHANGED_VIEW} ` : ""}${failed ? `${count(failed, "plan")} failed.` : "The dry run is complete."}`;
   }
 
   function refuse(error, ...more) {
@@ -106,16 +121,26 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
     yes.disabled = true;
   }
 
-  function redrawEffects() {
-    const before = effectList.textContent;
+  // Shows the latest state. Returns whether the content has changed. A plan of an earlier state permits no action.
+  function redraw() {
     drawEffects();
-    if (effectList.textContent === before) return;
-    if (!isSending) told.textContent = "What will happen has changed.";
-    if (isRefusedForNow && !isSending && !isSenseless?.(subjectNow())) {
+    if (live.isLoading) return false; // parts of the state are missing
+    const before = basis;
+    basis = basisNow();
+    if (basis === before || before === null) return false;
+    drawPicture();
+    if (isSending) return true;
+    hasChanged = true;
+    told.textContent = CHANGED_VIEW;
+    if (isRefusedForNow && !needsPlan && !isSenseless?.(...subjectsNow())) {
       forgetRefusal(); // a change may have ended its reason
       yes.disabled = false;
     }
-    if (plans) dryRun.show(plans());
+    const hadFocus = document.activeElement;
+    if (needsPlan && !aborted.signal.aborted) yes.disabled = true;
+    dryRun.show(plansNow());
+    if (hadFocus.disabled || !hadFocus.isConnected) body.focus({ preventScroll: true });
+    return true;
   }
 
   // The next dry run shows its plans in the place of the refusal.
@@ -129,7 +154,7 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   function askAgain() {
     body.focus(); // the button goes
     forgetRefusal();
-    dryRun.show(plannedActions);
+    dryRun.show(plansNow());
   }
 
   function mayBeStored() {
@@ -148,7 +173,8 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    if (yes.disabled || !form.reportValidity()) return;
+    // The page shows a change one frame late.
+    if (redraw() || yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
     isRefusedForNow = false;
     aborted.abort(); // plans that lack are not waited for
@@ -171,11 +197,11 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
       again = isRepeatable ? h("span", {}, id === sentId ? ` “${verb}” again is safe: it is not carried out twice.` : CHANGED) : null;
       const isCertain = !isUncertain && error.reason !== "STORAGE_UNAVAILABLE"; // whose message asks for a repetition
       isRefusedForNow = isCertain && error.reason !== "INVALID_ARGUMENT";
-      const needsPlan = dialog.isConnected && isRefusedForNow && isStrict && plannedActions.length > 0; // the state has changed since the plan
-      const more = needsPlan ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
+      const isOutdated = dialog.isConnected && isRefusedForNow && needsPlan; // the state has changed since the plan
+      const more = isOutdated ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
       const hadFocus = document.activeElement === yes || document.activeElement === document.body;
-      yes.disabled = isCertain && (needsPlan || !error.isTransient);
+      yes.disabled = isCertain && (isOutdated || !error.isTransient);
       if (hadFocus && dialog.isConnected) (planBox.querySelector("button") ?? body).focus();
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
@@ -217,9 +243,9 @@ export function confirm({ title, verb, action, picture: drawn, lead, subject, ef
 
   dialog.showModal();
   const field = extra?.querySelector("input[type=text]");
-  yes.disabled = isStrict && plannedActions.length > 0;
-  dryRun.show(plannedActions);
+  yes.disabled = needsPlan;
+  dryRun.show(plansNow());
   if (field) field.focus();
-  else if (!isDanger && !plannedActions.length) yes.focus(); // or else the body has the focus
+  else if (!isDanger && !needsPlan) yes.focus(); // or else the body has the focus
 }
 

@@ -1,5 +1,6 @@
 // What a drain does to the workloads of a host, by the latest state.
 import { live } from "/static/live.js";
+import { basisOf } from "/static/plan_basis.js";
 import { count, ENDED, held } from "/static/words.js";
 
 const PLANS_LIMIT = 32; // plans of a drain, each of which asks the worker
@@ -31,5 +32,8 @@ export function effectsOfDrain(worker, before) {
 
 // The actions of a drain that have a plan.
 export function plansOfDrain(worker) {
-  return holdersOf(worker).slice(0, PLANS_LIMIT).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } }));
+  return holdersOf(worker).slice(0, PLANS_LIMIT).map((one) => {
+    const action = { action: "suspend", workload: one.workload_id };
+    return { name: one.name, action, basis: basisOf(action, [one]) };
+  });
 }

@@ -30,27 +30,31 @@ export class DryRun {
     this.signal = signal;
     this.onPlan = onPlan;
     this.onEnd = onEnd;
-    this.parts = new Map(); // { name, action, box, plan, isAsked } of each plan, by the action as JSON
+    this.parts = new Map(); // { name, action, box, plan, isAsked } of each plan, by its name, action and basis as JSON
     this.isAsking = false;
     this.warning = h("div", { role: "status" });
     element.append(this.warning);
   }
 
-  // Shows the plans of these actions, each { name, action }, and of no others. Asks for those that lack.
+  // Shows the plans of these actions, each { name, action, basis }, and of no others. Asks for those that lack, also if
+  // the basis of a known plan has changed.
   show(actions) {
     if (this.signal.aborted) return;
-    const wanted = new Map(actions.map((one) => [JSON.stringify(one.action), one]));
+    const wanted = new Map(actions.map((one) => [JSON.stringify(one), one]));
     for (const [key, { box }] of this.parts) {
       if (wanted.has(key)) continue;
       box.remove();
       this.parts.delete(key);
     }
+    let last = this.warning;
     for (const [key, one] of wanted) {
-      if (this.parts.has(key)) continue;
-      const part = { ...one, box: h("section", { tabindex: "-1" }) };
-      this.parts.set(key, part);
-      this.element.append(part.box);
-      this.wait(part);
+      if (!this.parts.has(key)) {
+        const part = { ...one, box: h("section", { tabindex: "-1" }) };
+        this.parts.set(key, part);
+        last.after(part.box);
+        this.wait(part);
+      }
+      last = this.parts.get(key).box;
     }
     this.warn();
     this.askAll();
@@ -90,6 +94,7 @@ export class DryRun {
   async askFor(part) {
     try {
       const { plans } = await ask("/api/plan", { body: part.action, signal: this.signal });
+      if (!part.box.isConnected) return; // outdated
       this.draw(part, planView(plans[0]), plans[0].refusals?.length > 0 && h("p", {}, this.again(part)));
       part.plan = plans[0];
       this.warn();

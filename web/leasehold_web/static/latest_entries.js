@@ -1,5 +1,5 @@
 // The latest states of the entries of a dialog. No snapshot has ended entries, so a gap of the live view removes an
-// entry that ended meanwhile. The server is then asked for this entry.
+// entry that ended meanwhile. The server is then asked for this entry. A deleted entry has isDeleted and no status.
 import { ask } from "/static/dom.js";
 import { areOld, live, onChange } from "/static/live.js";
 
@@ -21,9 +21,16 @@ export function latestEntries(kind, entries, onNews) {
       told.set(id, entryOf(await ask(path + encodeURIComponent(id))));
     } catch (error) {
       if (error.isTransient) setTimeout(() => !isOver && load(id), RETRY_MS);
-      return;
+      if (error.status !== 404) return;
+      told.set(id, { ...told.get(id), status: undefined, isDeleted: true });
     }
     if (!isOver) onNews();
+  }
+
+  function of(id) {
+    const shown = map.get(id);
+    if (shown && (shown.revision ?? 0) >= (told.get(id).revision ?? 0)) told.set(id, shown);
+    return told.get(id);
   }
 
   const endChanges = onChange((changes) => {
@@ -31,10 +38,7 @@ export function latestEntries(kind, entries, onNews) {
     if (changes.has("workload") || changes.has("command")) onNews();
   });
   return {
-    of: (id) => {
-      const shown = map.get(id);
-      return shown && (shown.revision ?? 0) >= (told.get(id).revision ?? 0) ? shown : told.get(id);
-    },
+    of,
     end: () => {
       isOver = true;
       endChanges();

@@ -192,7 +192,11 @@ function take(message) {
     note("state", "");
   }
   // The server itself had no contact, and got a snapshot. What began and ended before it is in no snapshot.
-  if (message.gap) note("gap", "");
+  // Its token is also refused after a change of the caller's role.
+  if (message.gap) {
+    note("gap", "");
+    readSession().catch(() => {});
+  }
   noteShown(message);
 }
 

@@ -77,6 +77,11 @@ export function operationOf(command) {
   return OPERATIONS[kind] ?? kind;
 }
 
+// How a command has ended, or how far it is.
+export function outcomeOf(command) {
+  return command.result?.already_there ? "nothing to do" : lower(command.state);
+}
+
 // Ids of the workloads of a command. A remap has all of them in its moves.
 export function workloadsOf(command) {
   const moves = command.operation?.remap?.moves ?? [];

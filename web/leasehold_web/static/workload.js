@@ -173,7 +173,8 @@ function stateFacts(workload) {
 
 function specFacts(workload) {
   const spec = workload.spec;
-  if (!spec) return h("p", { class: "muted" }, mayActOn(workload) ? "It has no specification: Leasehold did not start it." : "Only its owner and operators see the specification.");
+  // The origin is visible to the same callers as the specification.
+  if (!spec) return h("p", { class: "muted" }, workload.origin ? "The specification is unknown: the worker has not reported it yet." : "Only its owner and operators see the specification.");
   const resources = spec.resources ?? {};
   const facts = [];
   if (spec.arguments?.length) facts.push(["Command", h("code", {}, spec.arguments.join(" "))]);

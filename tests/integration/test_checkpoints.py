@@ -161,6 +161,21 @@ def test_a_checkpoint_that_is_needed_is_not_deleted_and_another_one_is(fleet: Fl
 
 
 @pytest.mark.long
+def test_a_workload_whose_checkpoint_was_deleted_by_force_says_so(fleet: Fleet) -> None:
+    model = Model(fleet, "lost", kernel=True)
+    model.start()
+    needed = result(fleet, "suspend", model.name, "--process", "stop")["checkpoint_id"]
+    fleet.cli("rm", "checkpoint", needed, "--force", "--yes")
+    fleet.wait(lambda: "0 B on disk" in fleet.cli("get", "workload", model.name).stdout)
+    told = fleet.cli("describe", "workload", model.name).stdout
+    assert f"checkpoint {needed} of workload lost was deleted: stop the workload, or restore it" in told
+    refused = fleet.cli("restore", model.name, "--dry-run", code=1)
+    assert f"checkpoint {needed} of workload lost is no longer in the image directory" in refused.stderr
+    fleet.cli("stop", model.name)
+    assert "EXITED" in fleet.cli("get", "workload", model.name).stdout
+
+
+@pytest.mark.long
 def test_a_bare_suspend_is_by_the_policy_and_the_ladder_that_were_declared(fleet: Fleet) -> None:
     model = Model(fleet, "declared")
     model.start("--evict", "offload+cuda_suspend", "--escalate-to", "stop")

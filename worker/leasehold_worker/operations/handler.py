@@ -170,6 +170,7 @@ class Operations:
                 deletion = operation.delete_checkpoints
                 ids, force = deletion.checkpoint_ids, deletion.force
                 await delete_in_volume(lambda begin: self._disk.delete(ids, force=force, check=begin))
+                self._workloads.lose_checkpoints(ids)
             case "reset_gpu_health":
                 await self._cordons.reset_health(operation.reset_gpu_health)
             case None:

@@ -271,7 +271,7 @@ class PolicyChecks:
 def _gone(checkpoint_id: str, workload: Workload) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        f"checkpoint {checkpoint_id} of workload {workload.name} is no longer in the image "
-        "directory: put it back, name another one by its id, or run the program again",
+        f"checkpoint {checkpoint_id} of workload {workload.name} is no longer in the image directory: put it "
+        "back, name another one by its id, or stop the workload and run the program again",
         {"checkpoint_id": checkpoint_id},
     )

@@ -12,7 +12,7 @@ from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads import workload as records
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import AWAY
-from leasehold_worker.workloads.workload import Workload
+from leasehold_worker.workloads.workload import Parked, Workload
 
 
 def workload_message(
@@ -66,16 +66,21 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         kernel=record.kernel,
         ready_time=timestamp(record.ready_time),
         checkpoint_id=(parked.checkpoint_id or None) if parked else None,
-        disk_bytes=(parked.disk_bytes or None) if parked else None,
+        disk_bytes=told_disk_bytes(parked) if parked else None,
     )
 
 
 def told_parked_bytes(record: Workload) -> int | None:
     """Device memory of the workload on the host. None: it is not suspended, or NVML reported none."""
     parked = record.parked
-    if parked is None or parked.disk_bytes or not parked.device_memory_bytes:
+    if parked is None or parked.checkpoint_id or not parked.device_memory_bytes:
         return None
     return records.parked_bytes(record)
+
+
+def told_disk_bytes(parked: Parked) -> int | None:
+    """Bytes of the workload on disk. 0: its checkpoint was deleted. None: it has none."""
+    return parked.disk_bytes if parked.checkpoint_id else None
 
 
 def _exit(returncode: int) -> workload_pb2.Exit:
@@ -91,7 +96,7 @@ def parked_workload_messages(records: Iterable[Workload]) -> list[session_pb2.Pa
         session_pb2.ParkedWorkload(
             workload_id=record.workload_id,
             parked_bytes=told_parked_bytes(record),
-            disk_bytes=record.parked.disk_bytes or None,
+            disk_bytes=told_disk_bytes(record.parked),
         )
         for record in records
         if record.parked is not None

@@ -1,7 +1,8 @@
 """The registry of this worker's workloads, and the transitions of their states."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -158,6 +159,22 @@ class Workloads:
     def report(self, workload: Workload) -> None:
         """Reports the recorded facts of a workload that has not ended."""
         self.set_state(workload, workload.state)
+
+    def lose_checkpoints(self, checkpoint_ids: Collection[str]) -> None:
+        """Records and reports the suspended workloads whose checkpoints were deleted."""
+        for workload in self._by_id.values():
+            parked = workload.parked
+            if parked is None or parked.checkpoint_id not in checkpoint_ids or workload.state in ENDED:
+                continue
+            workload.parked = replace(parked, disk_bytes=0)
+            workload.error = OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+                f"checkpoint {parked.checkpoint_id} of workload {workload.name} was deleted: stop the "
+                "workload, or restore it from another checkpoint",
+                {"checkpoint_id": parked.checkpoint_id},
+            )
+            workload.generation += 1
+            self._tell(workload)
 
     def settle(
         self,

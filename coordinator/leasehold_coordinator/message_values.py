@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 LAST_SECOND: Final = 253_402_300_799
 """The last second of the year 9999, the end of a protobuf timestamp. A duration may be longer."""
 
-_SIGNED: Final = frozenset({"priority"})
+_SIGNED: Final = frozenset({"offset", "priority"})
 """Names of integers that may be negative."""
 
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)

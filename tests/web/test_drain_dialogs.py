@@ -207,6 +207,13 @@ UNCORDON: Final = """async ([worker, uuids]) => {
 }"""
 
 
+CORDON: Final = """async (worker) => {
+  const { workerActions } = await import("/static/actions.js");
+  const { live } = await import("/static/live.js");
+  workerActions(live.workers.get(worker)).find((one) => one.textContent === "Cordon…").click();
+}"""
+
+
 @pytest.mark.long
 def test_a_refusal_that_may_pass_leaves_a_way_to_go_on(browser: Browser, web_fleet: WebFleet) -> None:
     busy = {"reason": "WORKLOAD_BUSY", "message": "one has a command under way: try again later"}
@@ -285,6 +292,13 @@ def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fle
         tell(cordon=fan)
         button.click()
         expect(steps).to_have_text(["The host alpha stays cordoned, so no new lease is granted."])
+        confirm = page.locator('dialog button:text-is("Uncordon")')
+        expect(confirm).to_be_focused()
+        tell()
+        expect(steps).to_have_text([again])
+        expect(page.locator("dialog footer")).to_contain_text("What will happen has changed.")
+        expect(confirm).not_to_be_focused()
+        tell(cordon=fan)
         page.keyboard.press("Escape")
         page.click(slot(page, 0))
         expect(page.locator(".drawer h2")).to_have_text("alpha/0")
@@ -292,6 +306,15 @@ def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fle
         page.evaluate(UNCORDON, ["worker-a", None])
         own = "GPUs with a cordon of their own stay cordoned: alpha/1, alpha/2."
         expect(steps).to_have_text([again, own, unhealthy])
+        tell()
+        expect(steps).to_have_text(["It is not cordoned any more: there is nothing to do."])
+        page.keyboard.press("Escape")
+        page.evaluate(CORDON, "worker-a")
+        expect(steps).to_have_count(2)
+        tell(cordon={**fan, "cordoned_by": "user/carol"})
+        expect(steps).to_contain_text(
+            ["It is cordoned already by user/carol: the reason “a fan” is replaced."]
+        )
 
 
 ORDER: Final = """async () => {

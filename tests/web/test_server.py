@@ -84,7 +84,7 @@ def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.get("/api/names?workload=%22a%22").status == 400
     assert client.get("/api/workloads/..%2F..%2Fetc").status == 404
     assert client.get("/api/workloads?page_token=made-up").json["reason"] == "INVALID_TOKEN"
-    assert client.get("/api/workloads/w/output?offset=-1").status == 400
+    assert client.get("/api/workloads/w/output?offset=--1").status == 400
     assert client.get("/static/page.html").status == 404
     assert client.get("/static/..%2Fserver.py").status == 404
     assert "follow a link" in client.get("/api/workloads/%00").json["message"]

@@ -309,6 +309,22 @@ window.write = (text, offset) => {
 
 
 @pytest.mark.long
+def test_a_long_output_is_shown_from_its_end(browser: Browser, fleet: WebFleet) -> None:
+    code = "for one in range(300_000): print(one, 'x' * 60)"
+    fleet.fleet.cli("run", "--gpus", "0", "--name", "long", "--", sys.executable, "-c", code)
+    fleet.fleet.cli("wait", "long", "--for", "ended")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/long")
+        expect(page.locator(".output-tools")).to_have_text(
+            "Follow19.3 MiB, of which the last 400,000 characters are showncomplete"
+        )
+        assert (
+            page.locator(".output").evaluate("one => one.textContent.split('\\n').at(-2).split(' ')[0]")
+            == "299999"
+        )
+
+
+@pytest.mark.long
 def test_an_output_tells_what_it_lacks(browser: Browser, web_fleet: WebFleet) -> None:
     workload = {"workload_id": "w-1", "name": "one", "status": {"state": "EXITED"}}
     answer = {"workload": workload, "commands": [], "events": []}

@@ -55,12 +55,13 @@ async def get_live(request: web.Request) -> web.StreamResponse:
 async def get_output(request: web.Request) -> web.StreamResponse:
     """The output of a workload, as far as it is, and then as it comes.
 
-    Each message has text and the offset after it. The id of a message is this offset. A browser that connects
-    again continues there.
+    Each message has text and the offsets before and after it. The id of a message is the offset after it. A
+    browser that connects again continues there. A negative offset counts from the end.
     """
     session = request[SESSION]
     offset = request.headers.get("Last-Event-ID") or request.query.get("offset", "0")
-    if not offset.isascii() or not offset.isdecimal() or len(offset) > 18:
+    number = offset.removeprefix("-")
+    if not number.isascii() or not number.isdecimal() or len(number) > 18:
         raise problem(400, "offset is a number of bytes")
     with _counted(request, session):
         api = await session.entry.api()
@@ -89,7 +90,8 @@ async def _output(api: Api, workload: str, offset: int) -> AsyncIterator[bytes]:
             text = decoder.decode(part.data)
             # A character that is cut in two is read again from its begin.
             rest = len(decoder.getstate()[0])
-            body = msgspec.json.encode({"text": text, "next_offset": part.next_offset})
+            begin = part.next_offset - len(part.data)
+            body = msgspec.json.encode({"text": text, "offset": begin, "next_offset": part.next_offset})
             yield b"id: %d\ndata: %b\n\n" % (part.next_offset - rest, body)
         yield b"event: end\ndata: {}\n\n"
     except grpc.aio.AioRpcError as error:

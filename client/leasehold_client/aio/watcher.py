@@ -266,7 +266,7 @@ class AsyncWatcher(AsyncReader):
 
         Args:
             workload: Id or name.
-            offset: Position of the first byte.
+            offset: Position of the first byte. Negative: so many bytes before the present end.
             follow: Whether the iteration lasts until the workload has ended.
 
         Raises:

@@ -25,6 +25,9 @@ TAIL_LIMIT: Final = 1_000_000
 TAIL_LIMIT_BYTES: Final = 64 << 20
 """Most bytes of --tail. Only the newest are kept, since a program may write a line without an end."""
 
+TAIL_SIZES_BYTES: Final = (64 << 10, 2 << 20, TAIL_LIMIT_BYTES)
+"""How much of an output is read for --tail: the next larger part, if the lines are not in the smaller one."""
+
 
 @click.command(
     epilog=examples("leasehold logs one", "leasehold logs -f one", "leasehold logs one --tail 20 -f")
@@ -56,9 +59,26 @@ def logs(client: Client, workload: str, follow_output: bool, tail: int | None) -
 
 def _last_lines(client: Client, workload: str, count: int) -> tuple[bytes, int]:
     """The last lines of the present output, and the position after it."""
+    for size_bytes in TAIL_SIZES_BYTES:
+        data, position, begin = _end_of_output(client, workload, count, size_bytes)
+        if not begin or data.count(b"\n") > count:
+            break
+    found = io.BytesIO(data).readlines()  # a carriage return, as of a progress bar, ends no line
+    return b"".join(found[-count:] if count else []), position
+
+
+def _end_of_output(client: Client, workload: str, count: int, size_bytes: int) -> tuple[bytes, int, int]:
+    """The end of the present output, and the positions after and before it.
+
+    Args:
+        client: The client.
+        workload: Id of the workload.
+        count: Number of lines that suffice.
+        size_bytes: Number of bytes.
+    """
     kept: deque[bytes] = deque()
     kept_bytes = lines = position = 0
-    for part in client.output_parts(workload):
+    for part in client.output_parts(workload, offset=-size_bytes):
         position = part.next_offset
         kept.append(part.data)
         kept_bytes += len(part.data)
@@ -68,5 +88,4 @@ def _last_lines(client: Client, workload: str, count: int) -> tuple[bytes, int]:
             dropped = kept.popleft()
             kept_bytes -= len(dropped)
             lines -= dropped.count(b"\n")
-    found = io.BytesIO(b"".join(kept)).readlines()  # a carriage return, as of a progress bar, ends no line
-    return b"".join(found[-count:] if count else []), position
+    return b"".join(kept), position, position - kept_bytes

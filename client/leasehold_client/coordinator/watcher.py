@@ -262,7 +262,7 @@ class Watcher(Reader):
 
         Args:
             workload: Id or name.
-            offset: Position of the first byte.
+            offset: Position of the first byte. Negative: so many bytes before the present end.
             follow: Whether the iteration lasts until the workload has ended.
 
         Raises:

@@ -47,7 +47,7 @@ from leasehold_coordinator.timestamps import duration, timestamp
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=9)
 TRANSIENT: Final = (
     *STORE_FAILURES,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,

@@ -40,12 +40,17 @@ async def read_output(
 ) -> AsyncIterator[ReadWorkloadOutputResponse]:
     """The output from an offset on: the present output, or with ``follow`` until the workload has ended.
 
+    A negative offset counts from the end.
+
     Raises:
-        FleetError: INVALID_ARGUMENT, the offset is too large. WORKER_UNAVAILABLE, the worker is out of
+        FleetError: INVALID_ARGUMENT, the offset is out of range. WORKER_UNAVAILABLE, the worker is out of
             contact. WRONG_STATE, the program was never started. Or the worker's own error.
     """
-    if offset >= OFFSET_LIMIT:
-        raise invalid("offset", f"offset {offset} is out of range: give less than {OFFSET_LIMIT}")
+    if not -OFFSET_LIMIT < offset < OFFSET_LIMIT:
+        raise invalid(
+            "offset",
+            f"offset {offset} is out of range: give more than {-OFFSET_LIMIT} and less than {OFFSET_LIMIT}",
+        )
     readers = fleet.output_readers
     readers[workload.worker_id] += 1
     try:
@@ -73,7 +78,7 @@ async def read_output(
             if chunk.data:
                 begin = max(offset, chunk.offset) if chunk.HasField("offset") else offset
                 offset = begin + len(chunk.data)
-                if offset > OFFSET_LIMIT:
+                if not 0 < offset <= OFFSET_LIMIT:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
                         f"the worker of {workload.name} sent output of the impossible offset {begin}: "

@@ -32,3 +32,24 @@ def test_a_progress_bar_is_one_line_of_the_last_ones(
     found = workload_service_pb2.GetWorkloadResponse(workload=workload("one"))
     scripted.answers |= {"ReadWorkloadOutput": read, "GetWorkload": lambda request, context: found}
     assert leasehold("logs", "one", "--tail", "3").stdout == "epoch 2\n\rstep 1\rstep 2\ndone\n"
+
+
+def test_the_last_lines_are_read_from_the_end(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    output = b"".join(b"%d %s\n" % (number, b"x" * 1000) for number in range(1000))
+    offsets: list[int] = []
+
+    def read(
+        request: workload_service_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
+        offsets.append(request.offset)
+        yield workload_service_pb2.ReadWorkloadOutputResponse(
+            data=output[request.offset :], next_offset=len(output)
+        )
+
+    found = workload_service_pb2.GetWorkloadResponse(workload=workload("one"))
+    scripted.answers |= {"ReadWorkloadOutput": read, "GetWorkload": lambda request, context: found}
+    for count, expected in ((3, [-(64 << 10)]), (100, [-(64 << 10), -(2 << 20)])):
+        offsets.clear()
+        lines = leasehold("logs", "one", "--tail", str(count)).stdout.splitlines()
+        assert [line.split()[0] for line in lines] == [str(number) for number in range(1000 - count, 1000)]
+        assert offsets == expected

@@ -170,7 +170,7 @@ def test_a_program_that_was_never_started_has_no_output(
     on_bench(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("offset", [-1, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("offset", [-(2**62), 2**62, 2**63 - 1])
 def test_an_offset_that_no_file_has(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, offset: int
 ) -> None:

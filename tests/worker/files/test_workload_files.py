@@ -133,6 +133,8 @@ def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path:
     assert data == b"old\n" * ((len(data) - 4) // 4) + b"new\n"
     assert read_kept(output, 10, 200_000) == (200_000, b"new\n")
     assert read_kept(output, 10, 200_004) == (200_004, b"")
+    assert read_kept(output, 10, -4) == (200_000, b"new\n")
+    assert read_kept(output, 1_000_000, -200_005) == (begin, data)
     assert read_kept(output, 10, 2**62) == (2**62, b"")
 
 

@@ -229,12 +229,28 @@ function reasonField() {
   return h("input", { type: "text", id: "reason", maxlength: "256", required: true, pattern: ".*\\S.*", title: "Say why: blanks alone are no reason.", placeholder: "for example: replaces a fan", autocomplete: "off" });
 }
 
+// The cordon of a host, or that of a GPU of its own.
+function cordonOf(worker, uuid) {
+  const gpu = live.gpus.get(uuid);
+  if (!uuid) return live.workers.get(worker)?.cordon;
+  return gpu && hasOwnCordon(gpu) ? gpu.cordon : undefined;
+}
+
+function effectsOfCordon(worker, [uuid]) {
+  const known = cordonOf(worker, uuid);
+  return [
+    "Leases stay, and no new one is granted.",
+    uuid ? "Uncordon puts the GPU back into service." : "The host starts no workload, even without GPUs.",
+    known && `It is cordoned already${known.cordoned_by ? ` by ${known.cordoned_by}` : ""}: the reason “${known.reason ?? ""}” is replaced.`,
+  ].filter(Boolean);
+}
+
 function cordon(worker, uuids) {
   const reason = reasonField();
   const what = uuids.length ? uuids.map(placeOf).join(", ") : workerName(worker);
   confirm({
     title: `Cordon ${what}`, verb: "Cordon",
-    effects: ["Leases stay, and no new one is granted.", uuids.length ? "Uncordon puts the GPU back into service." : "The host starts no workload, even without GPUs."],
+    effects: () => effectsOfCordon(worker, uuids),
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
     action: () => ({ action: "cordon", worker, gpu_uuids: uuids, reason: reason.value }),
   });
@@ -242,6 +258,7 @@ function cordon(worker, uuids) {
 
 // Which GPUs get leases again after an uncordon.
 function effectsOfUncordon(worker, uuids) {
+  if (!cordonOf(worker, uuids[0])) return ["It is not cordoned any more: there is nothing to do."];
   const gpus = (uuids.length ? uuids : live.gpusOf.get(worker) ?? []).map((uuid) => live.gpus.get(uuid)).filter(Boolean);
   const cordoned = uuids.length ? [] : gpus.filter(hasOwnCordon);
   const faulty = gpus.filter(({ health }) => health && health !== "THROTTLED");
@@ -256,7 +273,7 @@ function effectsOfUncordon(worker, uuids) {
 
 function uncordon(worker, uuids) {
   const what = uuids.length ? uuids.map(placeOf).join(", ") : workerName(worker);
-  confirm({ title: `Uncordon ${what}`, verb: "Uncordon", effects: effectsOfUncordon(worker, uuids), action: { action: "uncordon", worker, gpu_uuids: uuids } });
+  confirm({ title: `Uncordon ${what}`, verb: "Uncordon", effects: () => effectsOfUncordon(worker, uuids), action: { action: "uncordon", worker, gpu_uuids: uuids } });
 }
 
 function drain(worker) {

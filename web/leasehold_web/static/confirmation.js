@@ -139,7 +139,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     const hadFocus = document.activeElement;
     if (needsPlan && !aborted.signal.aborted) yes.disabled = true;
     dryRun.show(plansNow());
-    if (hadFocus.disabled || !hadFocus.isConnected) body.focus({ preventScroll: true });
+    if (hadFocus === yes || !hadFocus.isConnected) body.focus({ preventScroll: true }); // the user decides anew
     return true;
   }
 

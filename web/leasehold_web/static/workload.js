@@ -224,7 +224,9 @@ function outputCard(id) {
   let attempt = 0; // number of streams
   let settling = 0;
   let isCut = false; // whether the begin is not shown
-  let offset = 0;
+  let shown = 0; // the number of characters
+  let isDrawing = false;
+  let offset = -OUTPUT_CHARACTERS; // from the end of the output: a character has at least one byte
   let remove = () => {};
   function open() {
     if (source) return;
@@ -242,11 +244,13 @@ function outputCard(id) {
     };
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
+      isCut ||= offset < 0 && part.offset > 0;
       offset = Number(event.lastEventId) || part.next_offset;
       text.append(part.text);
+      shown += part.text.length;
       cut();
-      if (follow.checked) text.scrollTop = text.scrollHeight;
-      size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${OUTPUT_CHARACTERS.toLocaleString("en")} characters are shown` : ""}`;
+      scroll();
+      size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${shown.toLocaleString("en")} characters are shown` : ""}`;
       settle();
     };
     source.addEventListener("end", () => {
@@ -280,9 +284,19 @@ function outputCard(id) {
     isRefused = false;
     setText(told, "paused: another window shows an output. This output goes on once you use this window.");
   }
+  // Once per frame: each look at the height draws the whole text.
+  function scroll() {
+    if (isDrawing) return;
+    isDrawing = true;
+    requestAnimationFrame(() => {
+      isDrawing = false;
+      if (follow.checked) text.scrollTop = text.scrollHeight;
+    });
+  }
   function cut() {
-    let over = text.textContent.length - OUTPUT_CHARACTERS;
+    let over = shown - OUTPUT_CHARACTERS;
     isCut ||= over > 0;
+    shown = Math.min(shown, OUTPUT_CHARACTERS);
     while (over > 0) {
       const first = text.firstChild;
       over -= first.length;

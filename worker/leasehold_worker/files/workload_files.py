@@ -50,11 +50,18 @@ def read_regular(path: Path, limit_bytes: int, offset: int = 0) -> bytes:
 def read_kept(path: Path, limit_bytes: int, offset: int) -> tuple[int, bytes]:
     """Bytes of an output whose oldest part may be a hole, and their start: not before the offset.
 
+    Args:
+        path: The file.
+        limit_bytes: Most bytes.
+        offset: The earliest start. Negative: so many bytes before the end.
+
     Raises:
         NotRegularError: The file is not regular.
         OSError: The file can't be read.
     """
     with open_regular(path, os.O_RDONLY) as descriptor:
+        if offset < 0:
+            offset = max(0, os.fstat(descriptor).st_size + offset)
         try:
             offset = os.lseek(descriptor, offset, os.SEEK_DATA)
         except OSError as error:

@@ -41,8 +41,10 @@ async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
             OUTPUT_UNAVAILABLE.
     """
     workload = workloads.get(request.workload_id)
-    if not 0 <= request.offset <= OFFSET_LIMIT:
-        raise invalid("offset", f"offset {request.offset} is out of range: give 0 to {OFFSET_LIMIT}")
+    if not -OFFSET_LIMIT <= request.offset <= OFFSET_LIMIT:
+        raise invalid(
+            "offset", f"offset {request.offset} is out of range: give {-OFFSET_LIMIT} to {OFFSET_LIMIT}"
+        )
     if request.limit_bytes < 0:
         raise invalid("limit_bytes", f"limit_bytes {request.limit_bytes} is negative: give 0 or more")
     try:

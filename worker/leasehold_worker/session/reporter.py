@@ -35,7 +35,7 @@ from leasehold_worker.workloads.states import ENDED
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=9)
 """Version of the protocol. Peers need the same major version."""
 
 HELLO_LIMIT_BYTES: Final = 131_072

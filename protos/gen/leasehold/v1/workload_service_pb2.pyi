@@ -1326,7 +1326,7 @@ class ReadWorkloadOutputRequest(_message.Message):
     workload: _builtins.str
     """Id or name."""
     offset: _builtins.int
-    """Offset of the first byte."""
+    """Offset of the first byte. Negative: so many bytes before the present end, or all of a shorter output."""
     follow: _builtins.bool
     """Whether the stream continues until the workload has ended. Otherwise it ends with the present output."""
     def __init__(

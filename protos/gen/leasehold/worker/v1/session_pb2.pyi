@@ -814,7 +814,7 @@ class ReadOutput(_message.Message):
     workload_id: _builtins.str
     """The workload."""
     offset: _builtins.int
-    """Offset of the first byte."""
+    """Offset of the first byte. Negative: so many bytes before the present end, since 1.9."""
     limit_bytes: _builtins.int
     """Maximum number of bytes. The worker may send fewer."""
     @_builtins.property
@@ -856,7 +856,9 @@ class OutputChunk(_message.Message):
     end: _builtins.bool
     """Whether the workload has ended and no bytes follow."""
     offset: _builtins.int
-    """Offset of the first byte. Absent: the offset of the request. Greater: the bytes before are no longer kept."""
+    """Offset of the first byte. Absent: the offset of the request. Greater: the bytes before are no longer kept, or the
+    request counts from the end.
+    """
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
         """Why the output can't be read. Absent: no error."""

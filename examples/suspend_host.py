@@ -1,6 +1,7 @@
 """Suspends every workload that holds GPUs of a host, and restores them: python suspend_host.py WORKER."""
 
 import argparse
+import contextlib
 import sys
 
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED
@@ -18,8 +19,9 @@ try:
         errors |= {one.workload_id: one.error.message for one in ended if one not in suspended}
         for workload, message in errors.items():
             print(f"workload {workload}: {message}")
-        print(f"Suspended workloads: {len(suspended)}. Press Enter to restore them.")
-        sys.stdin.readline()
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C restores them too
+            print(f"Suspended workloads: {len(suspended)}. Press Enter to restore them.")
+            sys.stdin.readline()
         restored = 0
         for command in suspended:
             try:
@@ -31,3 +33,5 @@ try:
         sys.exit(restored < len(ended))
 except LeaseholdError as error:
     sys.exit(f"suspend_host: {error}")
+except KeyboardInterrupt:
+    sys.exit("suspend_host: interrupted: `leasehold get workloads` shows what to `leasehold restore`")

@@ -11,6 +11,7 @@ steps; that needs cuda-bindings 13 or newer. Without Leasehold it trains as well
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import math
@@ -230,4 +231,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

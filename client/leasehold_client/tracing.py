@@ -57,8 +57,17 @@ def open_tracing(service: str) -> None:
     # Without a handler, Python would print the exporter's complaints beside the output of a verb.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     name, version = os.environ.get("OTEL_SERVICE_NAME") or service, metadata.version("leasehold")
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
+    try:
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": name, "service.version": version})
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
+    except ValueError as error:
+        logger.warning(
+            "no traces are exported: OpenTelemetry refuses a variable OTEL_* (%s): correct the variable",
+            error,
+        )
+        return
     _tracers.append(provider.get_tracer("leasehold", version))
 
 

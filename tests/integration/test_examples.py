@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -166,7 +167,7 @@ def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     for name in ("one", "two"):
         fleet.wait_counting(name)
         fleet.cli("stop", name)
-    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 33
+    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 37
 
 
 def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -210,6 +211,48 @@ def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path
     assert restored == "Restored workloads: 1."
     for line, workload in ((one, "id-of-one"), (three, "id-of-three"), (two, "id-of-two")):
         assert line.startswith(f"workload {workload}: ")
+
+
+@pytest.mark.parametrize("at", ["prompt", "wait"])
+def test_ctrl_c_while_a_host_is_suspended(at: str, tmp_path: Path) -> None:
+    """At the prompt, the workloads are restored. Before the outcome is known, a line says where to look."""
+    command = Command(command_id="c", workload_id="one", state=COMMAND_STATE_PENDING, revision=1)
+    is_watched, may_end = threading.Event(), threading.Event()
+
+    def watch(request: WatchCommandRequest, context: grpc.ServicerContext) -> Iterator[WatchCommandResponse]:
+        is_watched.set()
+        if at == "wait":
+            context.add_callback(may_end.set)
+            assert may_end.wait(TIMEOUT_S)
+        yield WatchCommandResponse(command=Command(command_id="c", state=COMMAND_STATE_SUCCEEDED, revision=2))
+
+    with serving() as scripted:
+        scripted.answers |= {
+            "SuspendWorker": lambda request, context: SuspendWorkerResponse(commands=[command]),
+            "RestoreWorkload": lambda request, context: RestoreWorkloadResponse(command=command),
+            "WatchCommand": watch,
+        }
+        variables = {"LEASEHOLD_COORDINATOR": scripted.address, "XDG_CONFIG_HOME": str(tmp_path)}
+        with subprocess.Popen(
+            [sys.executable, "-u", str(ROOT / "examples/suspend_host.py"), "alpha"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        ) as process:
+            assert is_watched.wait(TIMEOUT_S)
+            if at == "prompt":
+                assert process.stdout is not None
+                assert "Press Enter" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(TIMEOUT_S) == (0 if at == "prompt" else 1)
+            printed, told = process.communicate()
+    if at == "prompt":
+        assert (printed, told) == ("Restored workloads: 1.\n", "")
+    else:
+        shown = "`leasehold get workloads` shows what to `leasehold restore`"
+        assert told == f"suspend_host: interrupted: {shown}\n"
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """One trace from the client's call to each driver call, as a collector of OpenTelemetry receives it."""
 
 import http.server
+import importlib
 import json
 import os
 import subprocess
@@ -175,6 +176,27 @@ def test_a_missing_extra_is_one_warning(
     tracing.open_tracing("leasehold-worker", "1")
     assert not tracing.is_on()
     assert "install the wheel of Leasehold with the extra tracing" in caplog.text
+
+
+@pytest.mark.parametrize("service", ["client", "coordinator", "worker"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "256"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "0"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc"),
+    ],
+)
+def test_a_variable_that_opentelemetry_refuses_is_one_warning(
+    service: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracing = importlib.import_module(f"leasehold_{service}.tracing")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, value)
+    tracing.open_tracing(*["leasehold", "1"][: 1 if service == "client" else 2])
+    assert not tracing.is_on()
+    (record,) = (one for one in caplog.records if one.name == f"leasehold_{service}.tracing")
+    assert "no traces are exported: OpenTelemetry refuses a variable OTEL_* (" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """examples/training.py on a fleet: stopped and woken, and begun on another worker from its checkpoint."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,16 @@ def require_same(found: dict[int, str], undisturbed: dict[int, str]) -> None:
     """All steps so far are there, with the losses of a run that nobody stopped, to the last bit."""
     assert list(found) == list(range(1, len(found) + 1))
     assert found == {step: undisturbed[step] for step in found}
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    program = [sys.executable, str(TRAINING), "--steps=1000000"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step=1 ")
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, "")
 
 
 @pytest.mark.long

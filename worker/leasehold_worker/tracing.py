@@ -54,8 +54,17 @@ def open_tracing(service: str, version: str) -> None:
         )
         return
     name = os.environ.get("OTEL_SERVICE_NAME") or service
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
+    try:
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": name, "service.version": version})
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
+    except ValueError as error:
+        logger.warning(
+            "no traces are exported: OpenTelemetry refuses a variable OTEL_* (%s): correct the variable",
+            error,
+        )
+        return
     _tracers.append(provider.get_tracer("leasehold", version))
 
 

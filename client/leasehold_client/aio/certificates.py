@@ -24,7 +24,7 @@ class AsyncCertificateCalls:
         """The client certificates, by identity and time of issue.
 
         Args:
-            include_ended: Also those that have expired or are revoked.
+            include_ended: Also those that are not valid.
         """
         found: list[Certificate] = []
         request = certificate_service_pb2.ListCertificatesRequest(

@@ -49,10 +49,14 @@ def label_filter(selector: str) -> str:
 
 
 def both(first: str, second: str) -> str:
-    """The filter of what two filters match. An empty filter matches everything."""
+    """The filter of what two filters match. An empty filter matches everything.
+
+    OR binds tighter than AND in filters, so no parentheses are needed. Without them, a refusal of the
+    first filter has the position in that filter.
+    """
     if not first.strip() or not second.strip():
-        return first.strip() or second.strip()
-    return f"({first}) AND ({second})"
+        return first if first.strip() else second
+    return f"{first} AND {second}"
 
 
 def quoted(text: str) -> str:

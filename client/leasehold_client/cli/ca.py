@@ -24,7 +24,7 @@ def ca() -> None:
     "--all",
     "include_ended",
     is_flag=True,
-    help="Also certificates that have expired or are revoked, without open calls.",
+    help="Also certificates that are not valid: expired, revoked, or of a retired authority.",
 )
 @output_option
 @verb

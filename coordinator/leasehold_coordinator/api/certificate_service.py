@@ -144,6 +144,8 @@ class CertificateService(CertificateServiceServicer):
             return certificate_service_pb2.CERTIFICATE_STATE_REVOKED
         if certificate.not_after <= self._certificates.now:
             return certificate_service_pb2.CERTIFICATE_STATE_EXPIRED
+        if not self._certificates.is_valid(certificate):
+            return certificate_service_pb2.CERTIFICATE_STATE_RETIRED
         return _VALID
 
     def _message(self, certificate: ClientCertificate, call_count: int) -> Certificate:

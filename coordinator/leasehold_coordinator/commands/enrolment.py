@@ -131,8 +131,8 @@ class Enrolment:
                 return identity, issued
             if token.token.uses_left < 1:
                 raise unknown_token()
-            live = [one.serial for one in self._certificates.registry.of(identity) if self._is_live(one)]
-            if live and not token.token.replace:
+            known = self._certificates.registry.of(identity)
+            if any(map(self._certificates.is_valid, known)) and not token.token.replace:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
                     f"{identity} has a valid certificate: take another name, or replace the certificate with "
@@ -146,8 +146,10 @@ class Enrolment:
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
             rows += audited
+            # Those of a retired authority too: a backup of the CA's files would make them valid again.
+            replaced = [one.serial for one in known if not self._certificates.is_expired_or_revoked(one)]
             with self._fleet.bindings.being_stored(binding):
-                issued = await self._certificates.issue(signed.key, identity, replaced=live, rows=rows)
+                issued = await self._certificates.issue(signed.key, identity, replaced=replaced, rows=rows)
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
             return identity, issued
@@ -183,13 +185,9 @@ class Enrolment:
             raise exhausted(identity)
         for one in self._certificates.registry.of(identity):
             is_same = join.identity == str(identity) and certificate_key_digest(one.der) == digest
-            if is_same and self._is_live(one):
+            if is_same and self._certificates.is_valid(one):
                 return one
         raise unknown_token()
-
-    def _is_live(self, certificate: ClientCertificate) -> bool:
-        has_expired = certificate.not_after.timestamp() * 1e9 <= self._fleet.store.highest_time_ns
-        return not has_expired and not self._certificates.registry.is_revoked(certificate.serial)
 
     def _bind(self, request: JoinRequest, name: str) -> WorkerBinding:
         """The binding of a worker's id and GPUs to its name.

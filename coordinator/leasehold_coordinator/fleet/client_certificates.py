@@ -163,16 +163,18 @@ class ClientCertificates:
                 why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
 
+    def is_expired_or_revoked(self, certificate: ClientCertificate) -> bool:
+        """Whether a certificate is expired or revoked. Nothing makes it valid again."""
+        return certificate.not_after <= self.now or self.registry.is_revoked(certificate.serial)
+
+    def is_valid(self, certificate: ClientCertificate) -> bool:
+        """Whether a certificate is neither expired nor revoked, and is of a trusted CA."""
+        is_trusted = certificate.authority in self.authorities.serials
+        return is_trusted and not self.is_expired_or_revoked(certificate)
+
     def valid(self) -> Iterator[ClientCertificate]:
-        """The certificates that are neither expired nor revoked, of trusted CAs."""
-        now, authorities = self.now, self.authorities.serials
-        for one in self.registry:
-            if (
-                one.not_after > now
-                and one.authority in authorities
-                and not self.registry.is_revoked(one.serial)
-            ):
-                yield one
+        """The valid certificates."""
+        return filter(self.is_valid, self.registry)
 
     def confirm(self, identity: Identity, authorities: Container[str]) -> None:
         """Notes that an identity trusts CAs, given by their serial numbers."""

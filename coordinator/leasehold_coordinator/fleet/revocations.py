@@ -64,7 +64,8 @@ class Revocations:
         if is_unknown and not (self._is_external and _SERIAL.fullmatch(serial)):
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_CERTIFICATE,
-                f"no certificate has the serial number {serial[:64]!r}: `leasehold ca list --all` lists them",
+                f"no certificate has the serial number {serial[:64]!r}: `leasehold ca list --all` lists "
+                "them; to block an identity, write KIND/NAME, as in user/alice",
                 field="serial",
             )
         family = self._registry.family(serial)

@@ -3,6 +3,8 @@
 import pytest
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.errors import UsageError
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists.filter_expression import And, Or, Restriction, parse_filter
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,26 @@ def test_an_invalid_selector_is_refused(selector: str) -> None:
 
 
 def test_two_filters_keep_their_meaning_together() -> None:
-    assert both("a = 1 OR b = 2", "c = 3") == "(a = 1 OR b = 2) AND (c = 3)"
+    text = both("a = 1 OR b = 2", "c = 3 OR d = 4")
+    match parse_filter(text):
+        case And((Or((a, b)), Or((c, d)))):
+            assert [one.field for one in (a, b, c, d) if isinstance(one, Restriction)] == ["a", "b", "c", "d"]
+        case found:
+            pytest.fail(f"{text} means {found}")
     assert both("", "c = 3") == "c = 3"
     assert both("a = 1", " ") == "a = 1"
+
+
+@pytest.mark.parametrize("text", ["nam! = 3", "  name = a b", "name = a)", "name = a and name = b"])
+def test_the_refusal_of_the_first_filter_is_as_if_it_were_alone(text: str) -> None:
+    with pytest.raises(FleetError) as alone:
+        parse_filter(text)
+    with pytest.raises(FleetError) as together:
+        parse_filter(both(text, label_filter("team=vision")))
+    assert together.value.message == alone.value.message
+
+
+@pytest.mark.parametrize("text", ["name =", "name", "name = a OR"])
+def test_an_unfinished_first_filter_is_refused_at_its_end(text: str) -> None:
+    with pytest.raises(FleetError, match=rf"invalid filter at character {len(text) + 2}: 'AND'"):
+        parse_filter(both(text, label_filter("team=vision")))

@@ -33,7 +33,7 @@ def test_entries_as_a_table_of_one_identity(leasehold: CommandLine, scripted: Sc
     assert ("UNAUTHENTICATED" in second, "70" in second) == (True, True)
     found = json.loads(leasehold("get", "audit", "user/alice", "--filter", "count > 1", "-o", "json").stdout)
     assert [entry["number"] for entry in found["audit"]] == ["2", "1"]
-    assert asked == ["", '(count > 1) AND (identity = "user/alice")']
+    assert asked == ["", 'count > 1 AND identity = "user/alice"']
 
 
 def test_an_identity_without_entries_is_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

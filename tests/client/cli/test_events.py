@@ -82,7 +82,7 @@ def test_an_unknown_worker_is_refused(leasehold: CommandLine, scripted: Scripted
 def test_the_coordinator_selects(leasehold: CommandLine, eventful: ScriptedCoordinator) -> None:
     assert leasehold("events", "one", "--worker", "alpha", "--filter", "kind = CORDON", "-f").code == 0
     (listed,) = eventful.asked(ListEventsRequest)
-    assert (listed.workload, listed.filter) == ("one", '(kind = CORDON) AND (worker = "alpha")')
+    assert (listed.workload, listed.filter) == ("one", 'kind = CORDON AND worker = "alpha"')
     (watched,) = eventful.asked(WatchEventsRequest)
     assert (watched.workload, watched.worker, watched.filter) == ("id-of-one", "alpha", "kind = CORDON")
     assert leasehold("events", "--since", "2h").code == 0

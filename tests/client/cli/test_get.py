@@ -116,7 +116,7 @@ def test_what_is_found_is_printed_before_what_is_not(
 def test_a_label_selector_is_a_filter(leasehold: CommandLine, listed: ScriptedCoordinator) -> None:
     assert leasehold("get", "workers", "-l", "rack=r1", "--filter", "state = LOST").code == 0
     (request,) = listed.asked(fleet_service_pb2.ListWorkersRequest)
-    assert request.filter == '(state = LOST) AND (labels."rack" = "r1")'
+    assert request.filter == 'state = LOST AND labels."rack" = "r1"'
 
 
 def test_workers_that_have_not_reported_are_named(

@@ -112,7 +112,7 @@ def test_a_refusal_names_its_workload_and_does_not_stop_the_others(
         (["--all"], ""),
         (["-l", "team=a"], 'labels."team" = "a"'),
         (["--filter", "state = RUNNING"], "state = RUNNING"),
-        (["-l", "team", "--filter", "priority > 1"], '(priority > 1) AND (labels:"team")'),
+        (["-l", "team", "--filter", "priority > 1"], 'priority > 1 AND labels:"team"'),
     ],
 )
 def test_a_search_finds_what_the_verb_applies_to(

@@ -469,6 +469,32 @@ def test_who_joins_again_needs_a_token_that_replaces(tmp_path: Path) -> None:
     in_office(tmp_path, scenario)
 
 
+def test_a_certificate_of_a_retired_authority_does_not_prevent_a_join(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        first_secret, csr_key = await office.token("worker/alpha"), ec.generate_private_key(ec.SECP256R1())
+        first = office.caller(await office.join(first_secret, csr=signing_request(csr_key), gpus=("GPU-1",)))
+        office.authorities.add()
+        taken = office.join(await office.token("worker/alpha"))
+        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, taken)
+        office.authorities.remove(office.authorities.members[0].serial)
+        refusal = office.certificates.refusal(first)
+        assert refusal is not None
+        assert "is retired: ask an admin for a join token" in refusal.message
+
+        same_key = office.join(first_secret, csr=signing_request(csr_key))
+        await office.refuse(REFUSED, same_key)
+        secret = await office.token("worker/alpha")
+        other_id = office.join(secret, worker_id="worker-other")
+        await office.refuse(errors_pb2.ERROR_REASON_IDENTITY_MISMATCH, other_id)
+        second = office.caller(await office.join(secret, gpus=("GPU-1",)))
+        assert office.certificates.refusal(second) is None
+        assert office.certificates.registry.is_revoked(first.serial), "a backup may bring back its authority"
+        taken = office.join(await office.token("worker/alpha"))
+        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, taken)
+
+    in_office(tmp_path, scenario)
+
+
 def test_a_worker_id_and_a_gpu_belong_to_one_name(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
         await office.join(await office.token("worker/alpha"), gpus=("GPU-1",))

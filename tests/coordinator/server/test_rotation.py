@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
+from leasehold.v1.certificate_service_pb2 import CERTIFICATE_STATE_RETIRED, CERTIFICATE_STATE_VALID
 from leasehold.v1.enrolment_service_pb2 import RenewCertificateRequest
 from leasehold.v1.enrolment_service_pb2_grpc import RenewalServiceStub
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
@@ -125,6 +126,11 @@ def test_a_rotation_ends_no_session(coordinator: CoordinatorProcess, tmp_path: P
 
         admin.certificates.retire(first.serial, force=True)
         assert [one.serial for one in admin.certificates.authorities()] == [second.serial]
+        states = {(one.authority, one.state) for one in admin.certificates.all(include_ended=True)}
+        assert states == {
+            (first.serial, CERTIFICATE_STATE_RETIRED),
+            (second.serial, CERTIFICATE_STATE_VALID),
+        }
         fleet.ListWorkers(ListWorkersRequest(), timeout=20)
         worker.report()
         with renewed.open_channel(workers) as probe:

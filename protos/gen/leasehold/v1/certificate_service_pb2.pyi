@@ -34,6 +34,8 @@ class _CertificateStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cert
     """Its life is over."""
     CERTIFICATE_STATE_REVOKED: _CertificateState.ValueType  # 3
     """An admin has revoked it, or a join token has replaced it."""
+    CERTIFICATE_STATE_RETIRED: _CertificateState.ValueType  # 4
+    """Its authority is retired or was replaced, so it is not accepted."""
 
 class CertificateState(_CertificateState, metaclass=_CertificateStateEnumTypeWrapper):
     """Whether a certificate is accepted."""
@@ -46,6 +48,8 @@ CERTIFICATE_STATE_EXPIRED: CertificateState.ValueType  # 2
 """Its life is over."""
 CERTIFICATE_STATE_REVOKED: CertificateState.ValueType  # 3
 """An admin has revoked it, or a join token has replaced it."""
+CERTIFICATE_STATE_RETIRED: CertificateState.ValueType  # 4
+"""Its authority is retired or was replaced, so it is not accepted."""
 Global___CertificateState: _TypeAlias = CertificateState  # noqa: Y015
 
 @_typing.final
@@ -148,7 +152,7 @@ class ListCertificatesRequest(_message.Message):
     page_token: _builtins.str
     """The next_page_token of the last response to the same request. Empty: the first page."""
     include_ended: _builtins.bool
-    """Also certificates that have expired or are revoked, and on which no call is open."""
+    """Also certificates that are not valid, and on which no call is open."""
     def __init__(
         self,
         *,

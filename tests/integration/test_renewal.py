@@ -71,15 +71,16 @@ def test_a_watch_that_is_the_only_use_outlives_its_certificate(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LEASEHOLD_COORDINATOR", raising=False)
+    join(fleet, "gpu-03")
     login(fleet, "user/carol")
     fleet.cli("access", "grant", "viewer", "user/carol")
     first = read_contexts().get("carol")
-    cordon = threading.Timer(1.5 * LIFE_S, fleet.cli, ("cordon", "gpu-01", "--reason", "a later test"))
+    cordon = threading.Timer(1.5 * LIFE_S, fleet.cli, ("cordon", "gpu-03", "--reason", "a later test"))
     with Client(context="carol") as client:
         cordon.start()
         assert any(response.worker.cordon.reason == "a later test" for response in client.watch_fleet())
     cordon.join()
-    fleet.cli("uncordon", "gpu-01")
+    fleet.cli("uncordon", "gpu-03")
     assert read_contexts().get("carol").expire_s > first.expire_s + 0.4 * LIFE_S
 
 

@@ -1,5 +1,6 @@
-"""A coordinator that only renews certificates, and does so as a test says."""
+"""A coordinator that renews certificates as a test says. It also has a list and a watch."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,12 +19,20 @@ from leasehold.v1.enrolment_service_pb2 import (
     RenewCertificateRequest,
     RenewCertificateResponse,
 )
-from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, ListWorkersResponse
+from leasehold.v1.fleet_service_pb2 import (
+    ListWorkersRequest,
+    ListWorkersResponse,
+    WatchFleetRequest,
+    WatchFleetResponse,
+)
+from leasehold.v1.watch_pb2 import Bookmark
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES, open_authority
 from leasehold_coordinator.access.identities import parse_identity
 
 from tests.certificates import Holder, issue
+from tests.client.scripted_coordinator import refuse
 
+WATCH_LIMIT_S = 3.0
 IN_A_MONTH = datetime.now(UTC) + timedelta(days=30)
 
 
@@ -42,6 +51,9 @@ class Renewals:
     """When the issued certificates are due."""
     callers: list[str] = field(default_factory=list)
     """The serial numbers of the certificates of calls."""
+
+    watch_end: threading.Event = field(default_factory=threading.Event)
+    """Ends the last watch, as the expiry of its certificate does."""
 
     def __post_init__(self) -> None:
         self.authority = open_authority(self.folder)
@@ -71,9 +83,23 @@ class Renewals:
 
     def list_workers(self, request: ListWorkersRequest, context: grpc.ServicerContext) -> ListWorkersResponse:
         """Serves ListWorkers, and notes the certificate of the caller."""
+        self._note(context)
+        return ListWorkersResponse()
+
+    def watch_fleet(
+        self, request: WatchFleetRequest, context: grpc.ServicerContext
+    ) -> Iterator[WatchFleetResponse]:
+        """Serves WatchFleet, and notes the certificate of the caller. Sends one bookmark."""
+        self._note(context)
+        self.watch_end = end = threading.Event()
+        context.add_callback(end.set)
+        yield WatchFleetResponse(bookmark=Bookmark(), resume_token="1")
+        end.wait(WATCH_LIMIT_S)
+        refuse(context, grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "the certificate expired")
+
+    def _note(self, context: grpc.ServicerContext) -> None:
         (pem,) = cast("Sequence[bytes]", context.auth_context()["x509_pem_cert"])
         self.callers.append(f"{x509.load_pem_x509_certificate(pem).serial_number:x}")
-        return ListWorkersResponse()
 
 
 def _end(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
@@ -100,7 +126,14 @@ def serving_renewals(folder: Path) -> Iterator[Renewals]:
             ),
             grpc.method_handlers_generic_handler(
                 "leasehold.v1.FleetService",
-                {"ListWorkers": _handler(renewals.list_workers, ListWorkersRequest)},
+                {
+                    "ListWorkers": _handler(renewals.list_workers, ListWorkersRequest),
+                    "WatchFleet": grpc.unary_stream_rpc_method_handler(
+                        renewals.watch_fleet,
+                        WatchFleetRequest.FromString,
+                        lambda answer: answer.SerializeToString(),
+                    ),
+                },
             ),
         )
     )

@@ -2,10 +2,12 @@
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from leasehold_client.contexts import read_contexts
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 
@@ -48,7 +50,8 @@ def test_sessions_and_clients_outlive_their_certificates(
     first, began = certificate(fleet, "gpu-01"), time.monotonic()
     with Client(context="alice") as client:
         watch = client.watch_fleet()
-        next(watch)
+        while not next(watch).bookmark.snapshot_end:
+            pass
         while time.monotonic() - began < 1.5 * LIFE_S:
             assert [worker.name for worker in client.workers()] == ["gpu-01"]
             time.sleep(0.5)
@@ -62,6 +65,23 @@ def test_sessions_and_clients_outlive_their_certificates(
     fleet.run_counter("one", "gpu-01")
     fleet.cli("stop", "one")
     assert "user/alice" in by_context(fleet, "whoami")
+
+
+def test_a_watch_that_is_the_only_use_outlives_its_certificate(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LEASEHOLD_COORDINATOR", raising=False)
+    join(fleet, "gpu-03")
+    login(fleet, "user/carol")
+    fleet.cli("access", "grant", "viewer", "user/carol")
+    first = read_contexts().get("carol")
+    cordon = threading.Timer(1.5 * LIFE_S, fleet.cli, ("cordon", "gpu-03", "--reason", "a later test"))
+    with Client(context="carol") as client:
+        cordon.start()
+        assert any(response.worker.cordon.reason == "a later test" for response in client.watch_fleet())
+    cordon.join()
+    fleet.cli("uncordon", "gpu-03")
+    assert read_contexts().get("carol").expire_s > first.expire_s + 0.4 * LIFE_S
 
 
 def test_who_was_away_for_too_long_joins_again(fleet: Fleet) -> None:

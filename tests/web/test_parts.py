@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -373,6 +374,37 @@ def test_a_refused_view_says_why_and_ends_its_streams(monkeypatch: Any) -> None:
         assert found[-1]["state"]["refused"]["reason"] == "NOT_PERMITTED"
         listener.put("gpu", "GPU-2", {})
         assert listener._pending == {}
+        await view.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_view_whose_certificate_was_renewed_goes_on_with_the_newer_one(monkeypatch: Any) -> None:
+    async def story() -> None:
+        old, new = SimpleNamespace(access=object()), SimpleNamespace(access=object())
+        given = iter([old, new, new, new])
+        opened = []
+
+        async def watch(api: Any, token: str) -> Any:
+            opened.append((api, token))
+            if len(opened) in (1, 3):  # at the expiry of each certificate
+                yield WatchCommandsResponse(bookmark=Bookmark(snapshot_end=True), resume_token="1")
+                raise refused("UNAUTHENTICATED")
+            yield WatchCommandsResponse(bookmark=Bookmark(), resume_token="2")
+
+        async def api() -> Any:
+            return next(given, new)
+
+        async def leave() -> None:
+            pass
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        entry = Entry("user/ann", api, object(), b"", leave)
+        view = Feed(entry)
+        with view.listening(entry) as listener:
+            found = [json.loads(message) async for message in listener.messages()]  # ends by itself
+        assert opened == [(old, ""), (new, "1"), (new, "2")]
+        assert found[-1]["state"]["refused"]["reason"] == "UNAUTHENTICATED"
         await view.stop()
 
     asyncio.run(asyncio.wait_for(story(), 30))

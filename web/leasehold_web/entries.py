@@ -69,6 +69,13 @@ class Entry:
     kept: bytes
     leave: Callable[[], Awaitable[None]]
 
+    async def is_renewed(self, api: Api) -> bool:
+        """Whether the login has a newer credential than an API that it gave before."""
+        try:
+            return (await self.api()).access is not api.access
+        except LoginRefusedError:
+            return False
+
 
 class Doors(Protocol):
     """The logins that a server of the page accepts."""

@@ -140,7 +140,8 @@ class Feed:
             seen: set[tuple[str, str]] | None = None if token else set()
             try:
                 entry = next(iter(self._listeners.values()), self._first)
-                async for response in open_watch(await entry.api(), token):
+                api = await entry.api()
+                async for response in open_watch(api, token):
                     if self._lost.pop(name, None) is not None:
                         self._tell()
                     wait_s = RETRY_MIN_S
@@ -172,6 +173,8 @@ class Feed:
                     token = ""
                     self._drop_ended(kinds)  # the caller may see less of them now, and no snapshot has them
                     continue
+                if found["reason"] == "UNAUTHENTICATED" and await entry.is_renewed(api):
+                    continue  # the watch had the expired certificate
                 # The text of an outage is gRPC's, and helps no user.
                 is_away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
                 self._lose(name, {**found, "message": ""} if is_away and not found["reason"] else found)

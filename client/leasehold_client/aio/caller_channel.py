@@ -19,6 +19,7 @@ from leasehold_client.coordinator.connection import (
     require_user,
 )
 from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
+from leasehold_client.coordinator.stream_limit import StreamLimit
 from leasehold_client.coordinator.trace_interceptor import trace_interceptors
 from leasehold_client.errors import UsageError
 
@@ -56,6 +57,10 @@ class CallerChannel:
     def current(self) -> grpc.aio.Channel:
         """The channel of the last :meth:`present`."""
         return self._channels[-1]
+
+    def limit(self, timeout_s: float | None) -> StreamLimit:
+        """The deadline of a stream on the channel of the last :meth:`present`."""
+        return StreamLimit(self._context, self._opened, timeout_s)
 
     @property
     def is_closed(self) -> bool:

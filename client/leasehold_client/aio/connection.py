@@ -153,9 +153,13 @@ class AsyncConnection:
         request: Request,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Response]:
-        """Makes a call, yields its responses, and cancels the call when the iteration ends."""
+        """Makes a call, yields its responses, and cancels the call when the iteration ends.
+
+        Raises a transient error when the certificate of the stream is to be renewed.
+        """
         _, metadata = await self._caller.present()
-        call = method(request, timeout=timeout_s, metadata=metadata)
+        limit = self._caller.limit(timeout_s)
+        call = method(request, timeout=limit.timeout_s, metadata=metadata)
         try:
             async for response in call:
                 yield response
@@ -164,7 +168,8 @@ class AsyncConnection:
             raise
         except grpc.RpcError as error:
             self._refuse_if_closed()
-            raise await self._call_error(error) from None
+            found = await self._call_error(error)
+            raise await asyncio.to_thread(limit.error, found) from None
         finally:
             call.cancel()
 

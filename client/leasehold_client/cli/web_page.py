@@ -58,10 +58,21 @@ async def _serve(listener: socket.socket, address: str, context: Context | None,
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         echo(f"leasehold web: http://{shown}:{port}/login#token={secret}")
-        await stop.wait()
+        await _renew_until(stop, channel)
     finally:
         await server.stop()
         await channel.close()
+
+
+async def _renew_until(stop: asyncio.Event, channel: CallerChannel) -> None:
+    """Waits for an event, and renews the certificate of the channel meanwhile. Open watches begin no call."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(channel.limit(None).timeout_s):
+                await stop.wait()
+        except TimeoutError:
+            with suppress(LeaseholdError):  # the next call of the page tells the problem
+                await channel.present()
 
 
 @final

@@ -15,8 +15,9 @@ from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator, p
 from leasehold_client.contexts import Context, environment_context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
-from leasehold_client.coordinator.renewing_channel import RenewingChannel
+from leasehold_client.coordinator.renewing_channel import RenewedContext, RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, is_unsent, repeat
+from leasehold_client.coordinator.stream_limit import StreamLimit
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
 from leasehold_client.coordinator.trace_interceptor import traced
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, decode_error
@@ -98,9 +99,10 @@ class Connection:
         self._is_closed = False
         self.has_changed = False
         self._certificate = certificate_file(self.address) if found is None else None
+        self._renewed = RenewedContext(found) if found is not None else None
         self.channel: grpc.Channel
-        if found is not None:
-            self.channel = RenewingChannel(found, self.address, OPTIONS)
+        if self._renewed is not None:
+            self.channel = RenewingChannel(self._renewed, self.address, OPTIONS)
         else:
             self.channel = repeat(partial(open_channel, self.address, OPTIONS), on_wait)
         if on_behalf_of:
@@ -190,13 +192,21 @@ class Connection:
         request: Request,
         timeout_s: float | None = None,
     ) -> Generator[Response]:
-        """Makes a call, yields its responses, and cancels the call when the iteration ends."""
-        with self._converted():
-            call = method(request, timeout=timeout_s)
-            try:
-                yield from call
-            finally:
-                call.cancel()
+        """Makes a call, yields its responses, and cancels the call when the iteration ends.
+
+        Raises a transient error when the certificate of the stream is to be renewed.
+        """
+        opened = self._renewed.present() if self._renewed is not None else None
+        limit = StreamLimit(self._renewed, opened, timeout_s)
+        try:
+            with self._converted():
+                call = method(request, timeout=limit.timeout_s)
+                try:
+                    yield from call
+                finally:
+                    call.cancel()
+        except LeaseholdError as error:
+            raise limit.error(error) from None
 
     @contextmanager
     def _converted(self) -> Iterator[None]:

@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, final
 
 import grpc
 
-from leasehold_client.contexts import Context
+from leasehold_client.contexts import Context, read_contexts
 from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -42,13 +43,32 @@ class RenewedContext:
     def present(self) -> Context:
         """The context with the newest certificate, which is renewed by a call if it is due.
 
-        After a failed renewal, a later call tries again. The renewed context stays the present one also if
+        An expired certificate can't be renewed: one that another process has stored is taken over. After a
+        failed renewal, a later call tries again. The renewed context stays the present one also if
         its caller is cancelled, so callers compare it with the context of their channel.
         """
         with self._lock:
             if self._is_due():
                 self._renew()
+            elif self._context.expire_s <= time.time():
+                self._take_over()
             return self._context
+
+    def newest(self) -> Context:
+        """The context with the newest certificate that any process has stored, without a renewal."""
+        with self._lock:
+            self._take_over()
+            return self._context
+
+    def _take_over(self) -> None:
+        with suppress(UsageError):  # the coordinator's refusal of the old certificate says what to do
+            found = read_contexts().get(self._context.name)
+            is_same = (found.identity, found.coordinator) == (
+                self._context.identity,
+                self._context.coordinator,
+            )
+            if is_same and found.certificate != self._context.certificate:
+                self._context = found
 
     def _is_due(self) -> bool:
         is_due = self._context.renew_s <= time.time() < self._context.expire_s
@@ -92,11 +112,11 @@ class RenewingChannel(grpc.Channel):
         options: Settings of gRPC.
 
     Raises:
-        UsageError: The certificate has expired or is not valid yet.
+        UsageError: The context is damaged.
     """
 
-    def __init__(self, context: Context, address: str, options: Sequence[tuple[str, int]]) -> None:
-        self._context = RenewedContext(context)
+    def __init__(self, context: RenewedContext, address: str, options: Sequence[tuple[str, int]]) -> None:
+        self._context = context
         self._address = address
         self._options = options
         self._lock = threading.Lock()

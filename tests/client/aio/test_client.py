@@ -340,6 +340,39 @@ def test_a_context_renews_its_certificate(renewals: Renewals, tmp_path: Path) ->
     assert config_path().parent.is_relative_to(tmp_path)
 
 
+def test_a_watch_without_changes_renews_its_certificate_in_time(renewals: Renewals) -> None:
+    with locked_contexts() as write:
+        due = replace(read_contexts().get("alice"), expire_s=time.time() + 2.5, renew_s=time.time() + 0.5)
+        write(read_contexts().put(due))
+
+    async def main() -> None:
+        async with AsyncClient() as client, aclosing(client.watch_fleet()) as watch:
+            await anext(watch)
+            assert renewals.keys == []
+            await anext(watch)
+
+    asyncio.run(main())
+    first, second = renewals.callers
+    assert first != second
+    assert len(renewals.keys) == 1
+
+
+def test_a_watch_takes_over_a_certificate_of_another_process(renewals: Renewals) -> None:
+    async def main() -> None:
+        async with AsyncClient() as client, aclosing(client.watch_fleet()) as watch:
+            await anext(watch)
+            login.renew("alice", read_contexts().get("alice").certificate)
+            renewals.watch_end.set()
+            await anext(watch)
+            renewals.watch_end.set()
+            with pytest.raises(LeaseholdError, match="the certificate expired"):
+                await anext(watch)
+
+    asyncio.run(main())
+    first, second = renewals.callers
+    assert first != second
+
+
 def test_a_call_that_is_cancelled_during_a_renewal_leaves_the_new_certificate(
     renewals: Renewals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

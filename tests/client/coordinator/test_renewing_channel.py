@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import grpc
 import pytest
 from leasehold_client.config import config_path
 from leasehold_client.contexts import FILE, Context, Contexts, locked_contexts, read_contexts
+from leasehold_client.coordinator import login
 from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.renewing_channel import context_credentials
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, UsageError
 
 from tests.renewals import Renewals, serving_renewals
 
@@ -95,6 +97,64 @@ def test_a_renewal_by_another_process_is_taken_over(coordinator: Renewals) -> No
         client._connection.channel._context._context = stale  # type: ignore[attr-defined]
         client.workers()
     assert len(coordinator.keys) == 1
+
+
+def test_a_renewal_by_another_process_is_taken_over_after_the_expiry(coordinator: Renewals) -> None:
+    change(renew_s=time.time() + 900)
+    old = read_contexts().get("alice")
+    with Client() as client:
+        client.workers()
+        login.renew("alice", old.certificate)
+        client._connection.channel._context._context = replace(old, expire_s=time.time() - 1)  # type: ignore[attr-defined]
+        client.workers()
+    first, second = coordinator.callers
+    assert first != second
+
+
+def test_a_watch_without_changes_renews_its_certificate_in_time(coordinator: Renewals) -> None:
+    change(expire_s=time.time() + 2.5, renew_s=time.time() + 0.5)
+    with Client() as client, closing(client.watch_fleet()) as watch:
+        next(watch)
+        assert coordinator.keys == []
+        next(watch)
+    first, second = coordinator.callers
+    assert first != second
+    assert len(coordinator.keys) == 1
+
+
+def test_a_watch_that_cannot_renew_lasts_until_its_certificate_expires(coordinator: Renewals) -> None:
+    coordinator.refusing = True
+    change(expire_s=time.time() + 2.0, renew_s=time.time() + 0.5)
+    with Client() as client, pytest.raises(LeaseholdError, match="the certificate expired"):
+        list(client.watch_fleet())
+    assert 2 <= len(coordinator.callers) <= 4
+
+
+def test_a_watch_takes_over_a_certificate_of_another_process(coordinator: Renewals) -> None:
+    change(renew_s=time.time() + 900)
+    with Client() as client, closing(client.watch_fleet()) as watch:
+        next(watch)
+        login.renew("alice", read_contexts().get("alice").certificate)
+        coordinator.watch_end.set()
+        next(watch)
+        first, second = coordinator.callers
+        assert first != second
+        coordinator.watch_end.set()
+        with pytest.raises(LeaseholdError, match="the certificate expired"):
+            next(watch)
+    assert len(coordinator.callers) == 2
+
+
+def test_a_context_of_somebody_else_is_not_taken_over(coordinator: Renewals) -> None:
+    change(renew_s=time.time() + 900)
+    with Client() as client, closing(client.watch_fleet()) as watch:
+        next(watch)
+        with locked_contexts() as write:
+            other = replace(read_contexts().get("alice"), identity="user/bob", certificate="")
+            write(read_contexts().put(other))
+        coordinator.watch_end.set()
+        with pytest.raises(LeaseholdError, match="the certificate expired"):
+            next(watch)
 
 
 def test_a_coordinator_that_does_not_renew_stops_no_call(coordinator: Renewals) -> None:

@@ -121,6 +121,10 @@ class CommandFailedError(LeaseholdError):
         self.command = command
 
 
+class RenewalDueError(LeaseholdError):
+    """A stream has ended so that its certificate can be renewed. The client opens the stream again."""
+
+
 class OutputError(LeaseholdError):
     """Standard output is closed or can't be written, such as on a full disk."""
 

@@ -46,6 +46,14 @@ def open_tracing(service: str) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        # Without a handler, Python would print the exporter's complaints beside the output of a verb.
+        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        name, version = os.environ.get("OTEL_SERVICE_NAME") or service, metadata.version("leasehold")
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": name, "service.version": version})
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     except ImportError as error:
         logger.warning(
             "no traces are exported: %s names a collector, and %s is not installed: install the wheel of "
@@ -54,14 +62,6 @@ def open_tracing(service: str) -> None:
             error.name,
         )
         return
-    # Without a handler, Python would print the exporter's complaints beside the output of a verb.
-    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-    name, version = os.environ.get("OTEL_SERVICE_NAME") or service, metadata.version("leasehold")
-    try:
-        provider = TracerProvider(
-            resource=Resource.create({"service.name": name, "service.version": version})
-        )
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     except ValueError as error:
         logger.warning(
             "no traces are exported: OpenTelemetry refuses a variable OTEL_* (%s): correct the variable",

@@ -45,6 +45,12 @@ def open_tracing(service: str, version: str) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        name = os.environ.get("OTEL_SERVICE_NAME") or service
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": name, "service.version": version})
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     except ImportError as error:
         logger.warning(
             "no traces are exported: %s names a collector, and %s is not installed: install the wheel of "
@@ -53,12 +59,6 @@ def open_tracing(service: str, version: str) -> None:
             error.name,
         )
         return
-    name = os.environ.get("OTEL_SERVICE_NAME") or service
-    try:
-        provider = TracerProvider(
-            resource=Resource.create({"service.name": name, "service.version": version})
-        )
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     except ValueError as error:
         logger.warning(
             "no traces are exported: OpenTelemetry refuses a variable OTEL_* (%s): correct the variable",

@@ -199,6 +199,25 @@ def test_a_variable_that_opentelemetry_refuses_is_one_warning(
     assert "no traces are exported: OpenTelemetry refuses a variable OTEL_* (" in record.getMessage()
 
 
+@pytest.mark.parametrize("service", ["client", "coordinator", "worker"])
+def test_a_variable_that_opentelemetry_refuses_at_its_import_is_one_warning(service: str) -> None:
+    given = "'leasehold'" if service == "client" else "'leasehold', '1'"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from leasehold_{service} import tracing; tracing.open_tracing({given})"],
+        env={
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+            "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-4",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("no traces are exported: OpenTelemetry refuses a variable OTEL_* (")
+
+
 @pytest.mark.parametrize(
     "text", ["", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-xyz", PARENT + "\n", PARENT.upper()]
 )

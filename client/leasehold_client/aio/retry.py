@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
 
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, RenewalDueError
 
 Response = TypeVar("Response")
 
@@ -124,7 +124,7 @@ async def resume(
                     yield response
             return
         except LeaseholdError as error:
-            if not may_reopen(error):
+            if not (isinstance(error, RenewalDueError) or may_reopen(error)):
                 raise
             now = time.monotonic()
             # A stream that lasted longer than a connection attempt was connected.

@@ -208,10 +208,11 @@ def run(
             conclude_ready(client, workload, options, limit_s)
     except OutputError as error:
         name = workload.name
-        removal = f", `leasehold rm workload {name}` then deletes its record" if remove else ""
+        removal = f", `leasehold rm workload {name}` deletes its record after the end" if remove else ""
         raise LeaseholdError(
-            f"{error.message}; workload {name} was created and is not stopped: `leasehold logs -f {name}` "
-            f"shows its output, `leasehold stop {name}` stops it{removal}"
+            f"{error.message}; workload {name} was created and is not stopped: `leasehold get workload "
+            f"{name}` shows its state, `leasehold logs -f {name}` its output, `leasehold stop {name}` stops "
+            f"it{removal}"
         ) from error
 
 

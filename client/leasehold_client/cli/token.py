@@ -81,9 +81,11 @@ def create(
         if output != "table":
             from leasehold_client.display.documents import echo_message
 
-            echo_message(created, output)
+            is_read = echo_message(created, output)
         else:
-            echo(created.ticket)
+            is_read = echo(created.ticket)
+        if not is_read:
+            raise OutputError("nobody reads the output")
     except OutputError as error:
         token_id = created.join_token.join_token_id
         raise LeaseholdError(

@@ -62,13 +62,14 @@ class RenewedContext:
 
     def _take_over(self) -> None:
         with suppress(UsageError):  # the coordinator's refusal of the old certificate says what to do
-            found = read_contexts().get(self._context.name)
-            is_same = (found.identity, found.coordinator) == (
-                self._context.identity,
-                self._context.coordinator,
-            )
-            if is_same and found.certificate != self._context.certificate:
-                self._context = found
+            self._replace(read_contexts().get(self._context.name))
+
+    def _replace(self, found: Context) -> None:
+        """Takes a context of the same name, unless a later login has made another one of it."""
+        known = self._context
+        is_same = (found.identity, found.coordinator) == (known.identity, known.coordinator)
+        if is_same and found.certificate != known.certificate:
+            self._context = found
 
     def _is_due(self) -> bool:
         is_due = self._context.renew_s <= time.time() < self._context.expire_s
@@ -78,7 +79,7 @@ class RenewedContext:
         from leasehold_client.coordinator.login import renew  # late: most verbs need no cryptography
 
         try:
-            self._context = renew(self._context.name, self._context.certificate)
+            self._replace(renew(self._context.name, self._context.certificate))
         except LeaseholdError as error:
             self._next_attempt_s = time.monotonic() + RETRY_S
             identity = self._context.identity

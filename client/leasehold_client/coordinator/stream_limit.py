@@ -7,7 +7,7 @@ import grpc
 
 from leasehold_client.contexts import Context
 from leasehold_client.coordinator.renewing_channel import RenewedContext
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, RenewalDueError
 
 LIMIT_MIN_S: Final = 1.0
 """Shortest deadline, so that a stream whose certificate can't be renewed is not reopened in a loop."""
@@ -15,7 +15,7 @@ LIMIT_MIN_S: Final = 1.0
 
 @final
 class StreamLimit:
-    """The deadline of one stream: half of the time until its certificate expires, or that of the caller.
+    """The deadline of one stream: half of the time until its certificate expires, or the caller's deadline.
 
     A connection keeps its certificate, and certificates are renewed when a call begins. So a stream that only
     waits ends in time and is reopened. A deadline needs no thread, and also ends a stream without responses.
@@ -54,7 +54,7 @@ class StreamLimit:
             and isinstance(error, NoCoordinatorError)
             and error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         ):
-            return LeaseholdError(
+            return RenewalDueError(
                 f"the certificate of {self._opened.identity} is to be renewed: open the stream again",
                 code=error.code,
                 retry_after_s=0.0,

@@ -30,14 +30,14 @@ def to_dict(message: Message) -> dict[str, Any]:
         ) from error
 
 
-def echo_message(message: Message, output: str) -> None:
-    """Prints one message as a document. Arguments as of :func:`echo_document`."""
-    echo_document(to_dict(message), output)
+def echo_message(message: Message, output: str) -> bool:
+    """Prints one message as a document. Arguments and result as of :func:`echo_document`."""
+    return echo_document(to_dict(message), output)
 
 
-def echo_document(document: object, output: str) -> None:
-    """Prints one document. Arguments and errors as of :func:`document_text`."""
-    echo_lines(document_text(document, output))
+def echo_document(document: object, output: str) -> bool:
+    """Prints one document. Returns False if nobody reads. Otherwise as :func:`document_text`."""
+    return echo_lines(document_text(document, output))
 
 
 def document_text(document: object, output: str) -> str:

@@ -132,7 +132,11 @@ class Enrolment:
             if token.token.uses_left < 1:
                 raise unknown_token()
             known = self._certificates.registry.of(identity)
-            if any(map(self._certificates.is_valid, known)) and not token.token.replace:
+            # A backup of the CA's files makes the certificates of a retired authority valid again.
+            replaced = [one for one in known if not self._certificates.is_expired_or_revoked(one)]
+            is_named = token.token.identity == str(identity)  # not by a pattern
+            is_free = is_named and not any(map(self._certificates.is_valid, replaced))
+            if replaced and not is_free and not token.token.replace:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
                     f"{identity} has a valid certificate: take another name, or replace the certificate with "
@@ -146,10 +150,9 @@ class Enrolment:
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
             rows += audited
-            # Those of a retired authority too: a backup of the CA's files would make them valid again.
-            replaced = [one.serial for one in known if not self._certificates.is_expired_or_revoked(one)]
             with self._fleet.bindings.being_stored(binding):
-                issued = await self._certificates.issue(signed.key, identity, replaced=replaced, rows=rows)
+                serials = [one.serial for one in replaced]
+                issued = await self._certificates.issue(signed.key, identity, replaced=serials, rows=rows)
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
             return identity, issued

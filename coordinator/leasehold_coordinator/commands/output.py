@@ -31,6 +31,9 @@ SHARED_BYTES: Final = 4_096
 All places together have less than 80 KB in flight: a link of 20 KB/s must carry answers to pings within 5 s.
 """
 
+FROM_END_MINOR: Final = 9
+"""The first minor version of the protocol whose workers read from the end of an output."""
+
 OFFSET_LIMIT: Final = 2**62
 """The first invalid offset. No file is so large, and an answer's length can be added without overflow."""
 
@@ -66,6 +69,8 @@ async def read_output(
                     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, f"the worker of {workload.name} {remedy}"
                 )
             wait_s = _wait_s(readers[workload.worker_id]) if follow else 0.0
+            if session.hello.protocol_version.minor < FROM_END_MINOR:
+                offset = max(0, offset)
             request = ReadOutput(
                 workload_id=workload.workload_id,
                 offset=offset,
@@ -78,7 +83,7 @@ async def read_output(
             if chunk.data:
                 begin = max(offset, chunk.offset) if chunk.HasField("offset") else offset
                 offset = begin + len(chunk.data)
-                if not 0 < offset <= OFFSET_LIMIT:
+                if begin < 0 or offset > OFFSET_LIMIT:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
                         f"the worker of {workload.name} sent output of the impossible offset {begin}: "

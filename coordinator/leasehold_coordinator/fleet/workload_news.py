@@ -92,7 +92,14 @@ def news(
         if owner is not None:
             check_workload_of(owner, worker_id)
         if known is not None:
-            if reported.status.generation > known.status.generation:
+            is_older = reported.status.generation < known.status.generation
+            if is_older and is_complete:  # the worker alone knows its workloads
+                logger.warning(
+                    "worker %s has an older generation of workload %s: an old journal, or a wrong clock",
+                    worker_id,
+                    known.name,
+                )
+            if reported.status.generation > known.status.generation or (is_older and is_complete):
                 changed.append(reported_again(known, reported))
         elif owner is None and _is_name_elsewhere(reader, reported.workload_id, worker_id):
             # Requests find ids before names: a request for the other workload would reach this one.

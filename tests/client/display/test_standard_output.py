@@ -108,10 +108,10 @@ def test_a_full_disk_is_one_line(coordinator: ScriptedCoordinator, verb: str) ->
 
 
 CREATED = (
-    "; workload one was created and is not stopped: `leasehold logs -f one` shows its output, "
-    "`leasehold stop one` stops it"
+    "; workload one was created and is not stopped: `leasehold get workload one` shows its state, "
+    "`leasehold logs -f one` its output, `leasehold stop one` stops it"
 )
-REMOVED = ", `leasehold rm workload one` then deletes its record"
+REMOVED = ", `leasehold rm workload one` deletes its record after the end"
 TOKEN = (
     "; the join token t-1 was created, and its secret is not known any more: delete it by `leasehold token "
     "delete t-1`, and create another one"
@@ -190,3 +190,12 @@ def test_a_full_disk_hides_no_deleted_context(coordinator: ScriptedCoordinator) 
             1,
             "leasehold: can't write the output: No space left on device; alice: deleted\n",
         )
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_join_token_that_nobody_reads_is_told(
+    coordinator: ScriptedCoordinator, unread: int, output: str
+) -> None:
+    code, stderr = leasehold(coordinator, f"token create --user alice -o {output}", unread)
+    assert code == 1
+    assert stderr == f"leasehold: nobody reads the output{TOKEN}\n"

@@ -20,6 +20,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from tests.coordinator.api.test_command_service import ended, refusal, reported, start
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
 
 RUNNING, SUSPENDED, RELEASED, FAILED, PENDING = (
     workload_pb2.WORKLOAD_STATE_RUNNING,
@@ -202,6 +203,10 @@ def test_what_a_host_registered_keeps_what_was_first_said_of_it(
     back = coordinator.connect(make_hello(workloads=[claimed(generation=3)]))
     back.welcome()
     assert wait_workload(coordinator, "w-claim", 3).create_time == found.create_time
+    back.close()
+    back = coordinator.connect(make_hello(workloads=[claimed(generation=2)]))  # with an old journal
+    back.welcome()
+    until(lambda: find(coordinator, "mine").status.generation == 2)
     stopped = coordinator.workloads.StopWorkload(StopWorkloadRequest(workload="mine")).command
     assert back.command("stop").command.command_id == stopped.command_id
 

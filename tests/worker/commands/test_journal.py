@@ -10,6 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_type_hints
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -523,7 +524,9 @@ def test_an_old_journal_does_not_come_back_after_a_newer_one(path: Path, tmp_pat
     _move(path, tmp_path / "newer")
     _move(old / path.name, path.parent)
     before = path.read_bytes()
-    with pytest.raises(StartError, match="it is an old one: number 1, and last_journal says 2"):
+    with pytest.raises(
+        StartError, match="is number 1, and number 2 was made after it, so its leases are old: move"
+    ):
         journal_file.JournalFile(path)
     assert path.read_bytes() == before
     _move(path, old)
@@ -531,13 +534,34 @@ def test_an_old_journal_does_not_come_back_after_a_newer_one(path: Path, tmp_pat
     journal_file.JournalFile(path).close()  # the newer one is the last one still
 
 
+@pytest.mark.parametrize("damage", ["none", "no number", "no new journal"])
 def test_a_journal_that_was_moved_away_comes_back_if_no_newer_one_was_made(
-    path: Path, tmp_path: Path
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     journal_file.JournalFile(path).close()
+    number = path.with_name("last_journal")
+    if damage == "no number":
+        number.unlink()
+        journal_file.JournalFile(path).close()
+        assert number.read_text() == "1\n", "it is known again"
     _move(path, tmp_path / "away")
+    if damage == "no new journal":
+        with monkeypatch.context() as patched:
+            refuse = Mock(side_effect=sqlite3.OperationalError("full"))
+            patched.setattr(journal_file, "bring_up_to_date", refuse)
+            with pytest.raises(StartError, match="full"):
+                journal_file.JournalFile(path)
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
     _move(tmp_path / "away" / path.name, path.parent)
     journal_file.JournalFile(path).close()
+
+
+def test_a_number_that_no_journal_can_have_is_damage(path: Path) -> None:
+    path.with_name("last_journal").write_text(f"{2**31 - 1}\n")
+    with pytest.raises(StartError, match="last_journal is damaged, it holds no number of a journal"):
+        journal_file.JournalFile(path)
+    assert not path.exists()
 
 
 def _move(path: Path, folder: Path) -> None:

@@ -123,15 +123,17 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
 
   // Shows the latest state. Returns whether the content has changed. A plan of an earlier state permits no action.
   function redraw() {
-    drawEffects();
     if (live.isLoading) return false; // parts of the state are missing
+    drawEffects();
     const before = basis;
     basis = basisNow();
-    if (basis === before || before === null) return false;
+    if (basis === before) return false;
     drawPicture();
     if (isSending) return true;
-    hasChanged = true;
-    told.textContent = CHANGED_VIEW;
+    if (before !== null) {
+      hasChanged = true;
+      told.textContent = CHANGED_VIEW;
+    }
     if (isRefusedForNow && !needsPlan && !isSenseless?.(...subjectsNow())) {
       forgetRefusal(); // a change may have ended its reason
       yes.disabled = false;

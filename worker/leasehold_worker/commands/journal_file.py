@@ -4,8 +4,8 @@ Damage is detected before anything is changed. Each row has its own digest, sinc
 pages. Commits are counted, in :mod:`leasehold_worker.commands.journal_seal` too.
 
 The journals of a state directory are counted: a new one is made only after the last one was lost. The number
-is in SQLite's ``application_id``, and in a file that stays when the journal is moved away. So a journal that
-comes back after a newer one was used is detected. Its leases are old.
+is in SQLite's ``application_id``, and in a file that stays when the journal is moved away. An older journal
+is refused, since its leases are old.
 """
 
 import logging
@@ -35,7 +35,7 @@ from leasehold_worker.commands.journal_seal import JournalSeal
 from leasehold_worker.commands.journal_tables import COLUMNS, FORMAT, SEALED, bring_up_to_date, keep_copy
 from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import StartError
-from leasehold_worker.files.state_files import read_number, write_text
+from leasehold_worker.files.state_files import damaged, read_number, write_text
 from leasehold_worker.leasing.leases import Hold, Standing
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,9 @@ BUSY_TIMEOUT_S: Final = 5.0
 
 ORDINAL_FILE: Final = "last_journal"
 """The file with the number of the last journal. Its name is not among those of the journal's files."""
+
+ORDINAL_LIMIT: Final = 2**31 - 1
+"""The largest number that SQLite's ``application_id`` can have."""
 
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 """SQL, and the values of its parameters."""
@@ -148,40 +151,42 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         ordinal_path = path.with_name(ORDINAL_FILE)
-        ordinal = read_number(ordinal_path)
+        last = read_number(ordinal_path)
+        if last >= ORDINAL_LIMIT:
+            raise damaged(ordinal_path, "no number of a journal")
         self._lock = threading.Lock()
         """Held by each call: an abandoned commit may still run when the file is closed."""
         with ExitStack() as undone:
             try:
                 self._seal = undone.enter_context(closing(JournalSeal(path.with_name(f"{path.name}-seal"))))
                 if path.exists():
-                    _verify(path, self._seal, ordinal)
+                    _verify(path, self._seal, last)
                 elif self._seal.number:
                     raise sqlite3.DatabaseError(f"it is missing, and had {self._seal.number} commits")
-                else:
-                    ordinal += 1
-                    write_text(ordinal_path, str(ordinal))
                 self._connection = undone.enter_context(closing(connect(path)))
                 self._connection.execute("PRAGMA journal_mode = WAL").close()
                 self._connection.execute("PRAGMA synchronous = FULL").close()
-                self.contents = self._read(ordinal)
+                self.contents = self._read(last + 1)
+                (ordinal,) = self._connection.execute("PRAGMA application_id").fetchone()
             except (OSError, sqlite3.Error, msgspec.DecodeError, DecodeError, ValueError) as error:
                 raise StartError(
                     f"the journal {path} can't be used ({error}), and it records the leases "
                     "of all GPUs. Free space on its disk, or repair the disk. If neither helps, move "
                     f"{path}* away: then the next start finds the running programs, and forgets commands"
                 ) from error
+            if ordinal > last:  # after the journal itself: without it, the last one is still the newest
+                write_text(ordinal_path, str(ordinal))
             undone.pop_all()
         self._files = self._identify()
 
-    def _read(self, ordinal: int) -> Contents:
+    def _read(self, new_ordinal: int) -> Contents:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found < FORMAT:
             if found:  # not a new file
                 keep_copy(self._connection, self._path, found)
             if found < SEALED:
                 self._seal.write(0)
-            bring_up_to_date(self._connection, found, ordinal)
+            bring_up_to_date(self._connection, found, new_ordinal)
         select = self._connection.execute
         (self._number,) = select("SELECT number FROM commits").fetchone()
         return Contents(
@@ -267,7 +272,7 @@ def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
     return connection
 
 
-def _verify(path: Path, seal: JournalSeal, ordinal: int) -> None:
+def _verify(path: Path, seal: JournalSeal, last: int) -> None:
     """Looks for damage through a read-only connection: a writable one would drop a damaged log at its end.
 
     Raises:
@@ -287,10 +292,12 @@ def _verify(path: Path, seal: JournalSeal, ordinal: int) -> None:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        (found_ordinal,) = connection.execute("PRAGMA application_id").fetchone()
-        if found and found_ordinal < ordinal:
-            raise sqlite3.DatabaseError(
-                f"it is an old one: number {found_ordinal}, and {ORDINAL_FILE} says {ordinal}"
+        (ordinal,) = connection.execute("PRAGMA application_id").fetchone()
+        if found and ordinal < last:
+            raise StartError(
+                f"the journal {path} is number {ordinal}, and number {last} was made after it, so its leases "
+                f"are old: move {path}* away, and put the newer journal back. If it is the newest one, as "
+                f"after a run of an older release, delete {path.with_name(ORDINAL_FILE)}"
             )
         numbers = connection.execute("SELECT number FROM commits").fetchall() if found >= SEALED else [(0,)]
         number = numbers[0][0] if numbers else None

@@ -305,7 +305,8 @@ def generation_after_start(last: int) -> int:
     """The generation of a workload that a start of the worker finds.
 
     The coordinator ignores a generation that is not above the last one, and the journal may be an old copy,
-    or lost. The milliseconds of the clock are above all earlier generations: a workload changes less often.
+    or lost. The milliseconds of the clock are above all earlier generations, unless the clock was wrong: a
+    workload changes less often.
 
     Args:
         last: The last known generation. 0: none is known.

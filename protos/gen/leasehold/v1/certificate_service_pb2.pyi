@@ -35,7 +35,7 @@ class _CertificateStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cert
     CERTIFICATE_STATE_REVOKED: _CertificateState.ValueType  # 3
     """An admin has revoked it, or a join token has replaced it."""
     CERTIFICATE_STATE_RETIRED: _CertificateState.ValueType  # 4
-    """Its authority is retired or was replaced, so it is not accepted."""
+    """The authority of the certificate is retired or was replaced. The coordinator refuses the certificate."""
 
 class CertificateState(_CertificateState, metaclass=_CertificateStateEnumTypeWrapper):
     """Whether a certificate is accepted."""
@@ -49,7 +49,7 @@ CERTIFICATE_STATE_EXPIRED: CertificateState.ValueType  # 2
 CERTIFICATE_STATE_REVOKED: CertificateState.ValueType  # 3
 """An admin has revoked it, or a join token has replaced it."""
 CERTIFICATE_STATE_RETIRED: CertificateState.ValueType  # 4
-"""Its authority is retired or was replaced, so it is not accepted."""
+"""The authority of the certificate is retired or was replaced. The coordinator refuses the certificate."""
 Global___CertificateState: _TypeAlias = CertificateState  # noqa: Y015
 
 @_typing.final

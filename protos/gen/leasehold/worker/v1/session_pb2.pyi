@@ -782,7 +782,9 @@ class WorkloadEvent(_message.Message):
     """The kind of change."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload after the change. Applied only if its generation is greater than the known one."""
+        """The workload after the change. Applied only if its generation is greater than the known one. A hello is applied
+        anyway.
+        """
 
     def __init__(
         self,

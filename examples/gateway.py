@@ -106,7 +106,8 @@ async def relay(
     except LeaseholdError as error:
         logger.warning("the server can't be restored: %s", error)
     except (OSError, ExceptionGroup) as error:
-        logger.info("a connection broke: %s", error)
+        causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+        logger.info("a connection broke: %s", ", ".join(map(str, causes)))
     finally:
         writer.close()
 
@@ -129,9 +130,14 @@ async def main() -> None:
     options = parser.parse_args()
     async with AsyncClient() as client:
         server = Server(client, options.workload, options.idle_s)
+        connections: set[asyncio.Task[object] | None] = set()  # asyncio itself does not keep them
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await relay(server, options.server, reader, writer)
+            connections.add(task := asyncio.current_task())
+            try:
+                await relay(server, options.server, reader, writer)
+            finally:
+                connections.discard(task)
 
         try:
             listener = await asyncio.start_server(serve, *options.listen)

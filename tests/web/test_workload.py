@@ -302,8 +302,8 @@ window.EventSource = class {
   }
   close() {}
 };
-window.write = (text, offset) => {
-  output.onmessage({ data: JSON.stringify({ text }), lastEventId: String(offset) });
+window.write = (text, end, offset) => {
+  output.onmessage({ data: JSON.stringify({ text, offset, next_offset: end }), lastEventId: String(end) });
 };
 """
 
@@ -341,7 +341,9 @@ def test_an_output_tells_what_it_lacks(browser: Browser, web_fleet: WebFleet) ->
             100_000,
             300_000,
         ]
-        shown = "586 KiB, of which the last 400,000 characters are shown"
+        page.evaluate("write('c', 601024, 601023)")
+        assert str(text.text_content()).endswith("b\n[1023 B are no longer kept]\nc")
+        shown = "587 KiB, of which the last 400,000 characters are shown"
         refused = "beta does not answer"
         opened = page.evaluate("opened")
         page.evaluate("data => output.listeners.refused({ data })", json.dumps({"message": refused}))

@@ -11,8 +11,8 @@ from leasehold_client.errors import UsageError
 if TYPE_CHECKING:
     from leasehold.v1.worker_pb2 import FleetGpu
 
-_IDS: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b")
-"""UUIDs of GPUs, and ids of workloads."""
+_IDS: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!/)\bw-[0-9a-f]{12}\b(?!/)")
+"""UUIDs of GPUs, and ids of workloads that are no part of a path."""
 
 SHORT_UUID: Final = len("GPU-") + 8
 """Characters of a UUID that are enough for people."""

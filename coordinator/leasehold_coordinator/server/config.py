@@ -22,7 +22,7 @@ from leasehold_coordinator.fleet.caller_bounds import CallerLimits
 from leasehold_coordinator.log_format import LogFormat
 from leasehold_coordinator.server.own_pki import PkiFiles
 from leasehold_coordinator.server.ports import INSECURE_SCHEME
-from leasehold_coordinator.server.settings_keys import explain, require_known
+from leasehold_coordinator.server.settings_keys import explain, require_known, require_no_nul
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 SYSTEM_SOCKET: Final = Path("/run/leasehold/coordinator/coordinator.sock")
@@ -357,6 +357,7 @@ def _read(path: Path) -> CoordinatorConfig:
     try:
         document = msgspec.toml.decode(_content(path), type=dict[str, Any])
         require_known(path, document, CoordinatorConfig.__struct_fields__)
+        require_no_nul(path, document)
         if isinstance(oidc := document.get("oidc"), dict):
             require_known(path, oidc, OidcSettings.__struct_fields__, "oidc")
         return msgspec.convert(document, CoordinatorConfig)

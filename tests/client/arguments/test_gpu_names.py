@@ -3,7 +3,13 @@
 import pytest
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_pb2 import FleetGpu
-from leasehold_client.arguments.gpu_names import pair_in_order, resolve_gpu, resolve_list, resolve_pair
+from leasehold_client.arguments.gpu_names import (
+    pair_in_order,
+    resolve_gpu,
+    resolve_list,
+    resolve_pair,
+    with_places,
+)
 from leasehold_client.errors import UsageError
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
@@ -73,3 +79,10 @@ def test_pairs_and_lists() -> None:
         resolve_list("alpha/0,aaaa1", GPUS)
     with pytest.raises(UsageError, match="the list has 1 GPUs, and the workload holds 2"):
         pair_in_order([A, B], [C])
+
+
+def test_a_text_names_workloads_and_keeps_paths() -> None:
+    found = with_places(
+        "workload w-0123456789ab: check /w-0123456789ab/output.log", {"w-0123456789ab": "one"}
+    )
+    assert found == "workload one: check /w-0123456789ab/output.log"

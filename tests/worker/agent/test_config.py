@@ -47,6 +47,7 @@ def test_an_empty_path_is_not_the_present_directory(tmp_path: Path, monkeypatch:
         ("memory_limit = [1]", "of memory_limit: expected a whole number or text, got a list"),
         ('log_format = "xml"', "of log_format: not one of its values: 'xml'"),
         ('state_dir = ""', "of state_dir: the path is empty: give a path, or leave it out"),
+        (r'socket_group = "a\u0000"', "of socket_group: it has a NUL character: leave it out"),
         ('metrics_tls_key = ""', "of metrics_tls_key: the path is empty"),
         ("state_dir = 3", "of state_dir: 3 is not a path: write a string"),
         (

@@ -307,7 +307,7 @@ export function workloadName(id) {
   return live.workloads.get(id)?.name ?? knownName(id) ?? id;
 }
 
-const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b/g;
+const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!\/)\bw-[0-9a-f]{12}\b(?!\/)/g; // an id in a path stays
 
 // A message of the API with places and names instead of the UUIDs and ids that the page knows.
 export function withNames(text = "") {

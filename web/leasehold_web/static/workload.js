@@ -227,6 +227,7 @@ function outputCard(id) {
   let shown = 0; // the number of characters
   let isDrawing = false;
   let offset = -OUTPUT_CHARACTERS; // from the end of the output: a character has at least one byte
+  let end = 0; // after the last part. The offset is before it if the part ends within a character
   let remove = () => {};
   function open() {
     if (source) return;
@@ -245,9 +246,11 @@ function outputCard(id) {
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
       isCut ||= offset < 0 && part.offset > 0;
+      const hole = end > 0 && part.offset > end ? `\n[${bytes(part.offset - offset)} are no longer kept]\n` : "";
       offset = Number(event.lastEventId) || part.next_offset;
-      text.append(part.text);
-      shown += part.text.length;
+      end = part.next_offset;
+      text.append(hole + part.text);
+      shown += hole.length + part.text.length;
       cut();
       scroll();
       size.textContent = `${bytes(offset)}${isCut ? `, of which the last ${shown.toLocaleString("en")} characters are shown` : ""}`;

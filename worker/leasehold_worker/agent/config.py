@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from leasehold_worker.agent.settings_keys import explain, require_known
+from leasehold_worker.agent.settings_keys import explain, require_known, require_no_nul
 from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.byte_sizes import parse_size
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
@@ -360,6 +360,7 @@ def _read(path: Path) -> tuple[WorkerConfig, frozenset[str]]:
     try:
         document = msgspec.toml.decode(_content(path), type=dict[str, Any])
         require_known(path, document, WorkerConfig.__struct_fields__)
+        require_no_nul(path, document)
         config = msgspec.convert(document, WorkerConfig, dec_hook=_decode_path)
         return config, frozenset(document)
     except OSError as error:

@@ -122,12 +122,15 @@ class Recovery:
             self._end_by_reboot(workload_of(record, output_path), record)
             return
         # A workload on disk has no processes, so it needs no lease. An UNKNOWN workload may have had one.
-        lease = record.lease if on_disk is None else None
+        wanted = record.lease if on_disk is None else None
+        lease = self._parts.pool.adopt(wanted) if wanted is not None else None
+        error = _lost_gpus(record.name, wanted, lease) if wanted is not None and lease is not None else None
         found = msgspec.structs.replace(
             record,
             state=on_disk or record.state,
             absent=record.absent or rebooted,  # after a reboot, the pids are those of other processes
-            lease=self._adopt(record.name, lease) if lease is not None else None,
+            lease=lease if lease is not None and lease.gpu_uuids else None,
+            error=error.to_proto() if error is not None else record.error,
         )
         workload = workload_of(found, output_path)
         if not workload.absent:
@@ -140,8 +143,7 @@ class Recovery:
 
     def _adopt(self, name: str, lease: Lease) -> Lease | None:
         adopted = self._parts.pool.adopt(lease)
-        if missing := set(lease.gpu_uuids) - set(adopted.gpu_uuids):
-            logger.error("workload %s holds %s, which this host no longer has", name, ", ".join(missing))
+        _lost_gpus(name, lease, adopted)
         return adopted if adopted.gpu_uuids else None
 
     def _end_by_reboot(self, workload: Workload, record: WorkloadRecord) -> None:
@@ -328,6 +330,21 @@ class Recovery:
         reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
         found = f"; {error.message}" if error and living else ""
         return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
+
+
+def _lost_gpus(name: str, wanted: Lease, adopted: Lease) -> OperationError | None:
+    """The error of a workload whose GPUs the host no longer has. None: the host has all of them."""
+    missing = [uuid for uuid in wanted.gpu_uuids if uuid not in adopted.gpu_uuids]
+    if not missing:
+        return None
+    error = OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+        f"workload {name} held {', '.join(missing)}, and the host has it no longer: stop the workload, and "
+        "run it again",
+        {"gpu_uuid": missing[0]},
+    )
+    logger.error("%s", error.message)
+    return error
 
 
 def _state_on_disk(record: WorkloadRecord) -> WorkloadState.ValueType | None:

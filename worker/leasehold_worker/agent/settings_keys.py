@@ -1,7 +1,7 @@
 """Unknown keys of a settings file, and values of another type."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,24 @@ _TYPES: Final = {
     "str": "text",
 }
 """Types of msgspec as people say them."""
+
+
+def require_no_nul(path: Path, document: Mapping[str, object]) -> None:
+    """Refuses texts with a NUL character, which no path, address or name has.
+
+    Args:
+        path: The file, for the message.
+        document: The keys and values in the file.
+
+    Raises:
+        StartError: A text has one.
+    """
+    for key, value in document.items():
+        if isinstance(value, str) and "\0" in value:
+            raise StartError(
+                f"the configuration {path} has an invalid value of {key}: it has a NUL character: "
+                "leave it out"
+            )
 
 
 def require_known(path: Path, keys: Iterable[str], known: Iterable[str]) -> None:

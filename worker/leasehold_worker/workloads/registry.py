@@ -143,8 +143,9 @@ class Workloads:
         check_transition(workload.state, state)
         if state in LOST:
             workload.error = error or workload.error
-        if state == RUNNING or state in PARKED:
+        if state != workload.state and (state == RUNNING or state in PARKED):
             workload.error = None
+        if state == RUNNING or state in PARKED:
             workload.home = ()
         if state == RUNNING:
             workload.parked = None

@@ -352,5 +352,5 @@ def test_an_output_tells_what_it_lacks(browser: Browser, web_fleet: WebFleet) ->
         page.evaluate("output.onerror()")
         expect(tools).to_contain_text("interrupted. The page asks for the rest again.")
         page.wait_for_function("(opened) => window.opened > opened + 1", arg=opened, timeout=10_000)
-        page.evaluate("write('c', 600001); output.listeners.end()")
+        page.evaluate("write('c', 601025); output.listeners.end()")
         expect(tools).to_have_text(f"Follow{shown}complete")

@@ -66,6 +66,10 @@ def test_a_run_and_a_restore_preempt(fleet: Fleet, alpha: LocalHost) -> None:
     alpha.wait_line(waiting, "waiting", "err")
     text = fleet.cli("run", "--name", "big", "--gpus", "4", "--preempt", "one,two", *COUNTING).stdout
     assert "  suspended one, two" in text
+    (command,) = fleet.client.commands(filter='workload = "big"', limit=1)
+    for name in ("one", "two"):
+        events = fleet.cli("events", name).stdout
+        assert f"workload {name} is SUSPENDED, by command {command.command_id}" in events
     fleet.wait_counting("big")
     fleet.wait(lambda: fleet.leases() == {f"alpha/{slot}": "big" for slot in range(4)})
     fleet.refuse("restore", "one", "--preempt", "nobody", code=1, match="UNKNOWN_WORKLOAD")

@@ -76,8 +76,11 @@ class RowList(ScrollView, can_focus=True):
         return self.rows[first : first + self.size.height]
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Replaces the rows. The cursor stays on its row, or else at its place."""
-        selected = self.selected
+        """Replaces the rows. The cursor stays on its row, or else at its place.
+
+        Without the focus, a cursor on the first row stays there: nobody chose it, and new rows come first.
+        """
+        selected = self.selected if self.has_focus or self._cursor else None
         self.rows = rows
         if selected is not None and not self._is_at(self._cursor, selected.key):
             found = next((place for place, row in enumerate(rows) if row.key == selected.key), None)

@@ -129,8 +129,12 @@ class Events:
         """Adds an event: the first or the next certificate was refused to somebody."""
         self._add(event_pb2.EVENT_KIND_JOIN_REFUSED, f"{identity!r} got no certificate: {error.message}")
 
-    def of_workload(self, workload: Workload) -> Event | None:
+    def of_workload(self, workload: Workload, command_id: str = "") -> Event | None:
         """The event of a workload that changed its state or became ready. The caller stores both together.
+
+        Args:
+            workload: The workload.
+            command_id: The command that moves the workload aside for another one. Empty: none.
 
         Returns:
             The event. None: the workloads of the worker change too often for an event of each.
@@ -144,9 +148,11 @@ class Events:
             ready += ", but some of its hooks failed (HOOK_FAILED)"
         event = self._event(
             event_pb2.EVENT_KIND_WORKLOAD_CHANGED,
-            f"workload {workload.name} is {state_name(status.state)}{ready}{left_out}",
+            f"workload {workload.name} is {state_name(status.state)}{ready}"
+            f"{f', by command {command_id}' if command_id else ''}{left_out}",
             workload.worker_id,
         )
+        event.command_id = command_id
         _name_workload(event, workload)
         return event
 

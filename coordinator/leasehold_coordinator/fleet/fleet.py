@@ -24,7 +24,7 @@ from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
+from leasehold_coordinator.core.command_states import RUNNING, SUCCEEDED, is_terminal
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed
@@ -284,7 +284,7 @@ class Fleet:
         for workload in workloads:
             earlier = before[workload.workload_id]
             if has_events and (earlier is None or _condition(earlier) != _condition(workload)):
-                event = self.events.of_workload(workload)
+                event = self.events.of_workload(workload, self._displacing(workload.workload_id))
                 if event is not None:
                     events.append(event)
         for stored in filter(self._is_news, commands):
@@ -317,6 +317,18 @@ class Fleet:
                 self.reader.command_hub.publish(stored.command.command_id, response)
         for event in events:
             self.events.publish(event)
+
+    def _displacing(self, workload_id: str) -> str:
+        """Id of the running command of another workload that suspends or moves this one. Empty: none.
+
+        Lists show an ended command with its first workload only. So the events of the others name it.
+        """
+        of_others = (
+            stored.command
+            for stored in self.ledger.of_workload(workload_id)
+            if stored.command.workload_id != workload_id
+        )
+        return next((one.command_id for one in of_others if one.state == RUNNING), "")
 
     def _publish_workload(self, workload: Workload) -> None:
         response = WatchWorkloadsResponse(workload=self.reader.view(workload))

@@ -92,6 +92,19 @@ def test_state_is_text_at_both_sizes(fleet: ScriptedFleet, width: int, height: i
     play(fleet, steps, width, height)
 
 
+def test_a_new_command_is_in_sight_as_long_as_nobody_chose_another_one(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        for number in range(1, 10):
+            begun = command(f"c-{number}", phase=f"phase-{number}")
+            begun.create_time.seconds += number
+            fleet.tell(begun)
+            await page.shows(f"phase-{number}")
+            begun.state = command_pb2.COMMAND_STATE_SUCCEEDED
+            fleet.tell(begun)
+
+    play(fleet, steps)
+
+
 def test_changes_are_shown(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         fleet.tell(command("c-1", phase="lock"))

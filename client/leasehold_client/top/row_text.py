@@ -15,6 +15,7 @@ from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason, no_commands_text
 from leasehold_client.display.outcome import failure_text, seconds_text, timing_line
+from leasehold_client.display.terminal import shortened
 from leasehold_client.messages import (
     PARKED,
     age_text,
@@ -275,7 +276,7 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
         since = ago_text(command.end_time, now_s) if command.HasField("end_time") else "?"
     pieces = [
         Piece("  ", 2),
-        Piece(operation_name(command), 11),
+        Piece(shortened(operation_name(command), 10), 11),
         Piece(row.about, _name_width(width)),
         Piece(" ", 1),
         Piece(state, 11, style),

@@ -200,3 +200,9 @@ def test_hidden_fields_of_a_parked_workload_are_unknown() -> None:
     assert "policy" not in details(row)
     assert "size unknown, for ?" in details(row)
     assert line(row, 80).rstrip().endswith("size unknown             ?")
+
+
+def test_a_long_operation_is_cut_before_its_target() -> None:
+    reset = command("c")
+    reset.operation.reset_gpu_health.SetInParent()
+    assert "reset_gpu… alpha/1" in line(CommandRow(reset, "alpha/1", "alpha"))

@@ -35,6 +35,9 @@ NOT_RECORDED: Final = ("coordinator_version", "protocol_version", "load_interval
 CORDON: Final = re.compile(r"^((?:un)?cordon|reset gpu health) of (worker )?\S+(?= is )")
 """The begin of the message of such a command, with its target."""
 
+BY_COMMAND: Final = re.compile(r", by command \S+$")
+"""The end of the message of a workload that a command of another workload changed."""
+
 LOAD_INTERVAL_S: Final = 60.0
 """On a busy machine, the recorded worker is silent for longer than in the recording, which does no harm."""
 
@@ -211,6 +214,9 @@ def _in_order(message: Message) -> Any:
     if isinstance(message, ListEventsResponse):
         for one in found.get("events", ()):
             one["message"] = CORDON.sub(r"\1", one.get("message", ""))
+            if one["kind"] == "EVENT_KIND_WORKLOAD_CHANGED":  # it had no command
+                one["message"] = BY_COMMAND.sub("", one["message"])
+                one.pop("command_id", None)
         found["events"] = sorted(found.get("events", ()), key=str)
     return found
 

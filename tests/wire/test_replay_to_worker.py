@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -98,6 +99,8 @@ class Replay:
         self._folder = folder
         self._coordinator = OlderCoordinator()
         self._names = Names()
+        self._added: Counter[str] = Counter()
+        """How much greater generations are than the recorded ones, by workload."""
         self._session: Session | None = None
         self._worker: subprocess.Popen[str] | None = None
         host = SimulatedHost.create(
@@ -155,7 +158,7 @@ class Replay:
         """Waits for the frame that stands for a recorded one."""
         assert self._session is not None
         assert self._worker is not None
-        recorded = ConnectRequest.FromString(content)
+        recorded = self._shifted(ConnectRequest.FromString(content))
         key = self._key(recorded)
         if key is None:
             return
@@ -163,7 +166,10 @@ class Replay:
             self._worker.send_signal(signal.SIGTERM)
         frame = self._session.take(lambda frame: self._key(frame) == key)
         self._names.learn(recorded, frame)
-        expected = ConnectRequest.FromString(self._names.replaced(content))
+        before = {one.workload_id: one.status.generation for one in recorded.hello.workloads}
+        for one in frame.hello.workloads:
+            self._added[one.workload_id] += one.status.generation - before[one.workload_id]
+        expected = self._shifted(ConnectRequest.FromString(self._names.replaced(content)))
         for check in expected.plan_answer.plan.checks:  # the older release's words
             if check.name == "state":
                 check.detail = check.detail.replace("is running", "is RUNNING")
@@ -171,6 +177,13 @@ class Replay:
         if recorded.HasField("goodbye"):
             self._session.down.put(None)
             assert self._worker.wait(TIMEOUT_S) == 0
+
+    def _shifted(self, frame: ConnectRequest) -> ConnectRequest:
+        """A recorded frame with the generations of this run, which begin at the clock after a start."""
+        of_event = [frame.workload_event.workload] if frame.HasField("workload_event") else []
+        for one in (*frame.hello.workloads, *frame.command_update.workloads, *of_event):
+            one.status.generation += self._added[one.workload_id]
+        return frame
 
     def _key(self, frame: ConnectRequest) -> tuple[Any, ...] | None:
         """What tells a frame from others. None: a frame that is not compared."""

@@ -85,7 +85,7 @@ def create(
         else:
             is_read = echo(created.ticket)
         if not is_read:
-            raise OutputError("nobody reads the output")
+            raise OutputError("can't write the output: the pipe is closed")
     except OutputError as error:
         token_id = created.join_token.join_token_id
         raise LeaseholdError(

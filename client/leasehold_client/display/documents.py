@@ -36,7 +36,7 @@ def echo_message(message: Message, output: str) -> bool:
 
 
 def echo_document(document: object, output: str) -> bool:
-    """Prints one document. Returns False if nobody reads. Otherwise as :func:`document_text`."""
+    """Prints one document. Arguments as of :func:`document_text`, result and errors as of ``echo_lines``."""
     return echo_lines(document_text(document, output))
 
 

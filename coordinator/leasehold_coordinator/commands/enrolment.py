@@ -134,9 +134,17 @@ class Enrolment:
             known = self._certificates.registry.of(identity)
             # A backup of the CA's files makes the certificates of a retired authority valid again.
             replaced = [one for one in known if not self._certificates.is_expired_or_revoked(one)]
-            is_named = token.token.identity == str(identity)  # not by a pattern
-            is_free = is_named and not any(map(self._certificates.is_valid, replaced))
-            if replaced and not is_free and not token.token.replace:
+            is_valid = any(map(self._certificates.is_valid, replaced))
+            # The id of a worker protects its name. Any holder of a token with a pattern could take a user's.
+            is_named = identity.kind is Kind.WORKER or token.token.identity == str(identity)
+            if replaced and not is_valid and not is_named:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
+                    f"{identity} has a certificate of a retired authority, and a token with a pattern "
+                    "replaces none: ask an admin for a token of "
+                    f"`leasehold token create --{identity.kind} {identity.name}`",
+                )
+            if is_valid and not token.token.replace:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
                     f"{identity} has a valid certificate: take another name, or replace the certificate with "

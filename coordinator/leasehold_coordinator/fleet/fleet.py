@@ -24,7 +24,7 @@ from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.command_states import RUNNING, SUCCEEDED, is_terminal
+from leasehold_coordinator.core.command_states import RUNNING, SUCCEEDED, UNKNOWN, is_terminal
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed
@@ -284,7 +284,7 @@ class Fleet:
         for workload in workloads:
             earlier = before[workload.workload_id]
             if has_events and (earlier is None or _condition(earlier) != _condition(workload)):
-                event = self.events.of_workload(workload, self._displacing(workload.workload_id))
+                event = self.events.of_workload(workload, self._displacing(earlier, workload))
                 if event is not None:
                     events.append(event)
         for stored in filter(self._is_news, commands):
@@ -318,17 +318,17 @@ class Fleet:
         for event in events:
             self.events.publish(event)
 
-    def _displacing(self, workload_id: str) -> str:
+    def _displacing(self, earlier: Workload | None, workload: Workload) -> str:
         """Id of the running command of another workload that suspends or moves this one. Empty: none.
 
         Lists show an ended command with its first workload only. So the events of the others name it.
         """
-        of_others = (
-            stored.command
-            for stored in self.ledger.of_workload(workload_id)
-            if stored.command.workload_id != workload_id
-        )
-        return next((one.command_id for one in of_others if one.state == RUNNING), "")
+        state = workload.status.state
+        if earlier is None or earlier.status.state == state or is_ended(state):
+            return ""  # a command of others did not do that
+        open_commands = (stored.command for stored in self.ledger.of_workload(workload.workload_id))
+        of_others = (one for one in open_commands if one.workload_id != workload.workload_id)
+        return next((one.command_id for one in of_others if one.state in (RUNNING, UNKNOWN)), "")
 
     def _publish_workload(self, workload: Workload) -> None:
         response = WatchWorkloadsResponse(workload=self.reader.view(workload))

@@ -23,7 +23,7 @@ _TYPES: Final = {
 
 
 def require_no_nul(path: Path, document: Mapping[str, object]) -> None:
-    """Refuses texts with a NUL character, which no path, address or name has.
+    """Refuses keys whose text has a NUL character, which no path, address or name has.
 
     Args:
         path: The file, for the message.

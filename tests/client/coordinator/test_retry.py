@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 from leasehold_client.coordinator import retry
 from leasehold_client.coordinator.retry import resume
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, RenewalDueError
 
 pytestmark = pytest.mark.usefixtures("short_outages")
 
@@ -79,3 +79,14 @@ def test_one_attempt_that_was_sent_counts_for_all(sent: list[bool]) -> None:
     with pytest.raises(NoCoordinatorError) as last:
         retry.repeat(call)
     assert last.value.is_sent is any(sent)
+
+
+def test_a_stream_whose_certificate_is_due_is_opened_again_also_if_it_may_not_be() -> None:
+    errors = [RenewalDueError("due", retry_after_s=0.0)]
+
+    def stream() -> Generator[str]:
+        if errors:
+            yield from raising(errors.pop())
+        yield "a"
+
+    assert list(resume(stream, may_reopen=lambda error: False)) == ["a"]

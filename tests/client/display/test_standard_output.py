@@ -198,4 +198,4 @@ def test_a_join_token_that_nobody_reads_is_told(
 ) -> None:
     code, stderr = leasehold(coordinator, f"token create --user alice -o {output}", unread)
     assert code == 1
-    assert stderr == f"leasehold: nobody reads the output{TOKEN}\n"
+    assert stderr == f"leasehold: can't write the output: the pipe is closed{TOKEN}\n"

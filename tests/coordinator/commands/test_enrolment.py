@@ -495,6 +495,23 @@ def test_a_certificate_of_a_retired_authority_does_not_prevent_a_join(tmp_path: 
     in_office(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("kind", ["user", "worker"])
+def test_a_pattern_replaces_no_user_of_a_retired_authority(tmp_path: Path, kind: str) -> None:
+    async def scenario(office: Office) -> None:
+        name, gpus = f"{kind}/alpha", ("GPU-1",) if kind == "worker" else ()
+        await office.join(await office.token(name), name, gpus=gpus)
+        office.authorities.add()
+        office.authorities.remove(office.authorities.members[0].serial)
+        by_pattern = office.join(await office.token(f"{kind}/*", uses=2), name, gpus=gpus)
+        if kind == "worker":
+            await by_pattern
+        else:
+            await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, by_pattern)
+            await office.join(await office.token(name), name, gpus=gpus)
+
+    in_office(tmp_path, scenario)
+
+
 def test_a_worker_id_and_a_gpu_belong_to_one_name(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
         await office.join(await office.token("worker/alpha"), gpus=("GPU-1",))

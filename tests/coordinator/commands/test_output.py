@@ -199,3 +199,21 @@ def test_a_program_that_was_never_started_has_no_output_on_a_worker_out_of_conta
                 await first(read_output(bench.fleet.reader, asked, 0, follow=False))
 
     on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("minor", "asked"), [(8, 0), (9, -5)])
+def test_an_older_worker_is_asked_from_the_begin(tmp_path: Path, minor: int, asked: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.session.hello.protocol_version.minor = minor
+        reader = asyncio.create_task(first(read_output(bench.fleet.reader, RUNNING, -5, follow=False)))
+        await settled()
+        (read,) = reads(bench)
+        assert read.offset == asked
+        bench.session.answer_read(OutputChunk(read_id=read.read_id, data=b"123"))  # without its offset
+        if minor == 8:
+            assert await reader == b"123"
+        else:
+            with pytest.raises(FleetError, match="sent output of the impossible offset -5"):
+                await reader
+
+    on_bench(tmp_path, scenario)

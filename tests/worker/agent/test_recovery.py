@@ -246,13 +246,16 @@ async def found_stray(
             yield found
 
 
-async def test_a_workload_whose_gpu_is_gone_says_so_and_is_not_ready(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [RUNNING, RESTORING, SUSPENDING])
+async def test_a_workload_whose_gpu_is_gone_says_so_and_is_not_ready(
+    tmp_path: Path, state: WorkloadState.ValueType
+) -> None:
     path = tmp_path / "journal.sqlite3"
     with running("sleep", "1000") as peer:
         now, gone = datetime.now(UTC), "GPU-00000000-0000-0000-0000-00000000000f"
         lease = Lease(LeaseId("l-1"), "w1", (gone,), now, 1)
         one = Workload(
-            "w1", "one", workload_pb2.WorkloadSpec(), peer.identity, tmp_path / "output", now, lease, RUNNING
+            "w1", "one", workload_pb2.WorkloadSpec(), peer.identity, tmp_path / "output", now, lease, state
         )
         async with open_journal(path) as journal:
             journal.put(("workloads", "w1"), journal_file.keep_workload(workload_record(one, boot_id())))
@@ -261,8 +264,7 @@ async def test_a_workload_whose_gpu_is_gone_says_so_and_is_not_ready(tmp_path: P
             parts.workloads.report(found)
             assert (found.state, found.lease) == (RUNNING, None)
             assert found.trouble is not None
-            told = f"workload one held {gone}, and the host has it no longer: stop the workload, and run it"
-            assert found.trouble.message.startswith(told)
+            assert found.trouble.message.startswith(f"workload one has lost its lease of {gone}, which")
             parts.nursery.start_soon(parts.readiness.run)
             await trio.testing.wait_all_tasks_blocked()
             assert found.awaits_readiness

@@ -122,15 +122,13 @@ class Recovery:
             self._end_by_reboot(workload_of(record, output_path), record)
             return
         # A workload on disk has no processes, so it needs no lease. An UNKNOWN workload may have had one.
-        wanted = record.lease if on_disk is None else None
-        lease = self._parts.pool.adopt(wanted) if wanted is not None else None
-        error = _lost_gpus(record.name, wanted, lease) if wanted is not None and lease is not None else None
+        lease, lost = self._adopt(record.name, record.lease if on_disk is None else None)
         found = msgspec.structs.replace(
             record,
             state=on_disk or record.state,
             absent=record.absent or rebooted,  # after a reboot, the pids are those of other processes
-            lease=lease if lease is not None and lease.gpu_uuids else None,
-            error=error.to_proto() if error is not None else record.error,
+            lease=lease,
+            lost_gpu_uuids=record.lost_gpu_uuids + lost,
         )
         workload = workload_of(found, output_path)
         if not workload.absent:
@@ -141,10 +139,15 @@ class Recovery:
             self._parts.workloads.add(workload)
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
 
-    def _adopt(self, name: str, lease: Lease) -> Lease | None:
+    def _adopt(self, name: str, lease: Lease | None) -> tuple[Lease | None, tuple[str, ...]]:
+        """The lease of the GPUs that are still there, and the lost GPUs."""
+        if lease is None:
+            return None, ()
         adopted = self._parts.pool.adopt(lease)
-        _lost_gpus(name, lease, adopted)
-        return adopted if adopted.gpu_uuids else None
+        lost = tuple(uuid for uuid in lease.gpu_uuids if uuid not in adopted.gpu_uuids)
+        if lost:
+            logger.error("workload %s holds %s, which this host no longer has", name, ", ".join(lost))
+        return (adopted if adopted.gpu_uuids else None), lost
 
     def _end_by_reboot(self, workload: Workload, record: WorkloadRecord) -> None:
         held = [f"held {', '.join(record.lease.gpu_uuids)}"] if record.lease else []
@@ -174,7 +177,7 @@ class Recovery:
             ) from error
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
-        lease = self._adopt(run.name, intent.reserved[0]) if intent.reserved else None
+        lease, lost = self._adopt(run.name, intent.reserved[0] if intent.reserved else None)
         workload = self._parts.programs.workload(
             workload_id,
             run.name,
@@ -185,6 +188,7 @@ class Recovery:
             entry.command.owner,
             intent.account,
         )
+        workload.lose_gpus(lost)
         self._parts.host_shares.take_back(workload)
         self._parts.exit_monitor.add(workload)
 
@@ -330,21 +334,6 @@ class Recovery:
         reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
         found = f"; {error.message}" if error and living else ""
         return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
-
-
-def _lost_gpus(name: str, wanted: Lease, adopted: Lease) -> OperationError | None:
-    """The error of a workload whose GPUs the host no longer has. None: the host has all of them."""
-    missing = [uuid for uuid in wanted.gpu_uuids if uuid not in adopted.gpu_uuids]
-    if not missing:
-        return None
-    error = OperationError(
-        errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-        f"workload {name} held {', '.join(missing)}, and the host has it no longer: stop the workload, and "
-        "run it again",
-        {"gpu_uuid": missing[0]},
-    )
-    logger.error("%s", error.message)
-    return error
 
 
 def _state_on_disk(record: WorkloadRecord) -> WorkloadState.ValueType | None:

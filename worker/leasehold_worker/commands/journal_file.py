@@ -174,7 +174,7 @@ class JournalFile:
                     "of all GPUs. Free space on its disk, or repair the disk. If neither helps, move "
                     f"{path}* away: then the next start finds the running programs, and forgets commands"
                 ) from error
-            if ordinal > last:  # after the journal itself: without it, the last one is still the newest
+            if ordinal > last:  # after the new journal is made: until then, the former one is the newest
                 write_text(ordinal_path, str(ordinal))
             undone.pop_all()
         self._files = self._identify()
@@ -296,8 +296,9 @@ def _verify(path: Path, seal: JournalSeal, last: int) -> None:
         if found and ordinal < last:
             raise StartError(
                 f"the journal {path} is number {ordinal}, and number {last} was made after it, so its leases "
-                f"are old: move {path}* away, and put the newer journal back. If it is the newest one, as "
-                f"after a run of an older release, delete {path.with_name(ORDINAL_FILE)}"
+                f"are old: move {path}* away, and put the newer journal back, if you have it. Without it, "
+                "the next start finds the running programs, and forgets commands. If this is the newest one, "
+                f"as after a run of an older release, delete {path.with_name(ORDINAL_FILE)}"
             )
         numbers = connection.execute("SELECT number FROM commits").fetchall() if found >= SEALED else [(0,)]
         number = numbers[0][0] if numbers else None

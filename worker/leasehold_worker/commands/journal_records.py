@@ -52,6 +52,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     hooked: Hooked | None = None
     home: tuple[str, ...] = ()
     ready_time: datetime | None = None
+    lost_gpu_uuids: tuple[str, ...] = ()
 
 
 _SHARED: Final = tuple(set(WorkloadRecord.__struct_fields__) - {"boot_id", "error"})

@@ -52,7 +52,7 @@ class Readiness:
                 for workload in awaiting:
                     if workload.has_probe:
                         self._begin_probing(workload, nursery)
-                    elif workload.lease is None and workload.error is None:  # it needs no GPU: ready at once
+                    elif workload.lease is None and not workload.lost_gpu_uuids:  # ready at once
                         self._workloads.set_ready(workload)
                 by_cuda = [each for each in awaiting if each.awaits_readiness and not each.has_probe]
                 with trio.move_on_after(min(map(_pause_s, by_cuda), default=float("inf"))):

@@ -143,9 +143,8 @@ class Workloads:
         check_transition(workload.state, state)
         if state in LOST:
             workload.error = error or workload.error
-        if state != workload.state and (state == RUNNING or state in PARKED):
-            workload.error = None
         if state == RUNNING or state in PARKED:
+            workload.error = None
             workload.home = ()
         if state == RUNNING:
             workload.parked = None
@@ -168,14 +167,7 @@ class Workloads:
             if parked is None or parked.checkpoint_id not in checkpoint_ids or workload.state in ENDED:
                 continue
             workload.parked = replace(parked, disk_bytes=0)
-            workload.error = OperationError(
-                errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-                f"checkpoint {parked.checkpoint_id} of workload {workload.name} was deleted: stop the "
-                "workload, or restore it from another checkpoint",
-                {"checkpoint_id": parked.checkpoint_id},
-            )
-            workload.generation += 1
-            self._tell(workload)
+            self.report(workload)
 
     def settle(
         self,

@@ -149,6 +149,8 @@ class Workload:
     """The workload was preempted, and is restored once GPUs are free."""
     ready_time: datetime | None = None
     """Time at which the program became ready. None: it is not ready."""
+    lost_gpu_uuids: tuple[str, ...] = ()
+    """The GPUs of its lease that a start of the worker could not lease again."""
     begun_s: float = field(default_factory=time.monotonic)
     """Time at which the wait for readiness began, of the monotonic clock."""
     unready: str = ""
@@ -184,17 +186,39 @@ class Workload:
     @property
     def trouble(self) -> OperationError | None:
         """The workload's current problem. None: there is none."""
-        if not self.is_half_awake:
+        if self.is_half_awake:
+            return OperationError(
+                errors_pb2.ERROR_REASON_HOOK_FAILED,
+                f"workload {self.name} runs, but some of its hooks failed: the worker retries them for some "
+                "minutes, and `leasehold wake` retries them at any time",
+            )
+        if self.error is not None:
             return self.error
-        return OperationError(
-            errors_pb2.ERROR_REASON_HOOK_FAILED,
-            f"workload {self.name} runs, but some of its hooks failed: the worker retries them for some "
-            "minutes, and `leasehold wake` retries them at any time",
-        )
+        if self.lost_gpu_uuids:
+            return OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                f"workload {self.name} has lost its lease of {', '.join(self.lost_gpu_uuids)}, which the "
+                "worker did not find at a start: stop the workload, and run it again",
+                {"gpu_uuid": self.lost_gpu_uuids[0]},
+            )
+        if self.parked is not None and self.parked.checkpoint_id and not self.parked.disk_bytes:
+            return OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+                f"checkpoint {self.parked.checkpoint_id} of workload {self.name} was deleted: stop the "
+                "workload, or restore it from another checkpoint",
+                {"checkpoint_id": self.parked.checkpoint_id},
+            )
+        return None
 
     def hold(self, lease: Lease | None) -> None:
         """Records the lease of the workload's current GPUs."""
         self.lease = lease
+        if lease is not None:
+            self.lost_gpu_uuids = ()
+
+    def lose_gpus(self, gpu_uuids: tuple[str, ...]) -> None:
+        """Records GPUs of its lease that could not be leased again."""
+        self.lost_gpu_uuids = gpu_uuids
 
     def hold_host(self, host: HostReservation | None) -> None:
         """Records the reservation of the workload's host resources."""

@@ -782,8 +782,8 @@ class WorkloadEvent(_message.Message):
     """The kind of change."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload after the change. Applied only if its generation is greater than the known one. A hello is applied
-        anyway.
+        """The workload after the change. Applied only if its generation is greater than the known one. In a hello, another
+        generation is enough.
         """
 
     def __init__(

@@ -22,7 +22,7 @@ def check(folder: Path, *defines: str) -> tuple[int, int]:
     """The number of errors, and of the states that were looked at."""
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

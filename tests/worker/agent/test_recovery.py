@@ -268,6 +268,8 @@ async def test_a_workload_whose_gpu_is_gone_says_so_and_is_not_ready(
             parts.nursery.start_soon(parts.readiness.run)
             await trio.testing.wait_all_tasks_blocked()
             assert found.awaits_readiness
+            parts.workloads.set_state(found, EXITED)
+            assert found.trouble is None
             parts.nursery.cancel_scope.cancel()
 
 

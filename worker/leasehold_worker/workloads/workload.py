@@ -192,7 +192,7 @@ class Workload:
                 f"workload {self.name} runs, but some of its hooks failed: the worker retries them for some "
                 "minutes, and `leasehold wake` retries them at any time",
             )
-        if self.error is not None:
+        if self.error is not None or self.state in ENDED:
             return self.error
         if self.lost_gpu_uuids:
             return OperationError(

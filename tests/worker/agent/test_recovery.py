@@ -263,8 +263,9 @@ async def test_a_workload_whose_gpu_is_gone_says_so_and_is_not_ready(
             found = parts.workloads.get("w1")
             parts.workloads.report(found)
             assert (found.state, found.lease) == (RUNNING, None)
-            assert found.trouble is not None
-            assert found.trouble.message.startswith(f"workload one has lost its lease of {gone}, which")
+            trouble = found.trouble
+            assert trouble is not None
+            assert trouble.message.startswith(f"workload one has lost its lease of {gone}, which")
             parts.nursery.start_soon(parts.readiness.run)
             await trio.testing.wait_all_tasks_blocked()
             assert found.awaits_readiness

@@ -134,7 +134,7 @@ class Events:
 
         Args:
             workload: The workload.
-            command_id: The command that moves the workload aside for another one. Empty: none.
+            command_id: The command of another workload that changed the state. Empty: none.
 
         Returns:
             The event. None: the workloads of the worker change too often for an event of each.

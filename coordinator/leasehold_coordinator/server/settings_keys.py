@@ -1,4 +1,4 @@
-"""Unknown keys of a settings file, and values of another type."""
+"""Unknown keys of a settings file, NUL characters, and values of another type."""
 
 import re
 from collections.abc import Iterable, Mapping

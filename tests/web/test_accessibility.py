@@ -173,4 +173,4 @@ def test_changes_keep_the_places_of_lists_and_details(browser: Browser, web_flee
         page.click("summary")
         tell(["command", "c-1", {**command, "state": "RUNNING"}])
         expect(page.locator(".command .badge")).to_have_text("running")
-        expect(page.locator("details[open] .output")).to_be_visible(timeout=5_000)
+        expect(page.locator("details[open] .output")).to_be_visible()

@@ -74,7 +74,7 @@ def test_a_window_without_a_stream_says_why(browser: Browser, web_fleet: WebFlee
         page.add_init_script(FAILING_STREAM)
         page.reload()
         contact = page.locator("#contact")
-        expect(contact).to_have_text("No contact yet. The page connects again by itself.", timeout=10_000)
+        expect(contact).to_have_text("No contact yet. The page connects again by itself.")
         told["full"] = "16 streams of this user are open"
         expect(contact).to_have_text(
             "No contact yet (16 streams of this user are open). The page connects again by itself."
@@ -101,7 +101,7 @@ def test_a_request_that_the_browser_never_sends_ends(browser: Browser, web_fleet
         page.clock.install()
         page.evaluate(UNANSWERED)
         page.clock.fast_forward(66_000)
-        page.wait_for_function("() => told.length === 2", timeout=10_000)
+        page.wait_for_function("() => told.length === 2")
         assert page.evaluate("told") == [
             "AbortError",
             "no answer from the server in time: if many windows of this page are open, close some",

@@ -36,14 +36,14 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         page.fill("dialog #reason", "a fan")
         page.evaluate(DEADLINE)
         page.route("**/api/action", lambda route: None)  # no answer
-        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        page.click('dialog button:text-is("Cordon")')
         expect(page.locator("dialog footer")).to_have_text("Sending…CloseCordon")
         page.evaluate("passDeadline()")
         expect(page.locator("dialog .box.bad")).to_have_text(
             f"{LATE}. The command may have been stored: see Commands. "
             "“Cordon” again is safe: it is not carried out twice."
         )
-        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        page.click('dialog button:text-is("Cordon")')
         page.click('dialog button:text-is("Close")')
         expect(page.locator(".notice")).to_contain_text(
             "Cordon alpha/3: the dialog was closed before the answer. The command may have been stored"
@@ -54,7 +54,7 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
         page.unroute("**/api/action")
         page.click('.drawer button:text-is("Cordon…")')
         page.fill("dialog #reason", "a fan")
-        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        page.click('dialog button:text-is("Cordon")')
         expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
     assert [line for line in complaints.lines if "Failed to load resource" not in line] == []
 

@@ -10,7 +10,7 @@ from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
 from leasehold_web.documents import sample_row
 from playwright.sync_api import Browser, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page, slot
+from .browsers import SCRIPTED_STREAM, TIMEOUT_MS, Complaints, next_request, open_page, slot
 from .conftest import WebFleet
 
 WORKER: Final = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED", "gpu_count": 1}
@@ -107,9 +107,9 @@ def test_checkpoints_are_asked_for_again_once_they_may_be_others(browser: Browse
         page.on("request", lambda request: asked.append(request.url))
 
         def wait_asked(before: int) -> None:
-            end = time.monotonic() + 20
+            end = time.monotonic() + TIMEOUT_MS / 1000
             while sum(one.endswith("/checkpoints") for one in asked) <= before:
-                assert time.monotonic() < end
+                assert time.monotonic() < end, page.locator("main").inner_text()
                 page.wait_for_timeout(20)
 
         page.goto(f"{fleet.url}workloads/train")
@@ -169,7 +169,7 @@ def test_the_page_of_a_host_keeps_the_focus_and_ignores_events_of_other_hosts(
         page.evaluate("tell", {"changes": [["event", "e-2", event]]})
         expect(page.locator(".events")).to_contain_text("a fan")
         expect(former).to_have_count(0)
-        expect(links.last).to_be_focused(timeout=5_000)
+        expect(links.last).to_be_focused()
 
 
 @pytest.mark.long

@@ -108,7 +108,7 @@ def test_a_screen_reader_hears_what_matches_and_no_equal_count(
         expect(former).to_have_count(0)
         assert page.evaluate("changes") == 0
         page.fill("input[type=search]", "none")
-        expect(page.locator("#announcer")).to_have_text(f"Matching {kind}s: 0.", timeout=10_000)
+        expect(page.locator("#announcer")).to_have_text(f"Matching {kind}s: 0.")
 
 
 @pytest.mark.long
@@ -158,7 +158,7 @@ def test_the_focus_stays_on_its_command(browser: Browser, web_fleet: WebFleet) -
             rows.last.locator(part).focus()
             tell(3 + at)  # the latest is on top
             expect(rows).to_have_count(3 + at)
-            expect(rows.last.locator(part)).to_be_focused(timeout=5_000)
+            expect(rows.last.locator(part)).to_be_focused()
 
 
 @pytest.mark.long

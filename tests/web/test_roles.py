@@ -164,7 +164,7 @@ def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(
             page.click('dialog button:text-is("Cordon")')
             expect(page.locator("dialog .box.bad")).to_be_visible()
             page.keyboard.press("Escape")
-            expect(cordon).to_have_count(0, timeout=10_000)
+            expect(cordon).to_have_count(0, timeout=30_000)
             page.add_init_script(SHORT_MINUTE)
             page.goto(f"{fleet.url}workers/alpha")
             expect(page.locator("h1")).to_have_text("alpha")

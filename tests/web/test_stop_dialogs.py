@@ -144,13 +144,11 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         effect = page.locator("dialog .steps li").first
         expect(effect).to_contain_text("rolls it back")
         tell(ended)
-        expect(effect).to_have_text(
-            f"The command has ended ({end.lower()}): there is nothing to cancel.", timeout=10_000
-        )
+        expect(effect).to_have_text(f"The command has ended ({end.lower()}): there is nothing to cancel.")
         page.click('dialog button:text-is("Cancel the command")')
         expect(page.locator("dialog .command .badge")).to_have_text(end.lower())
         status = page.locator('dialog footer [role="status"]')
-        expect(status).to_have_text(f"The suspend has ended: {end.lower()}.", timeout=10_000)
+        expect(status).to_have_text(f"The suspend has ended: {end.lower()}.")
         told = page.get_by_text("The command was not cancelled.")
         expect(told).to_have_count(0 if end == "CANCELLED" else 1)
 
@@ -179,7 +177,7 @@ def test_a_click_cancels_no_command_that_has_moved_below_the_pointer(
         tell(2)  # the latest is on top, where the pointer is
         expect(rows).to_have_count(2)
         page.mouse.up()
-        expect(page.locator("dialog")).to_have_count(0, timeout=5_000)
+        expect(page.locator("dialog")).to_have_count(0)
         rows.get_by_role("button", name="Cancel the suspend: one-1").click()
         expect(page.locator("dialog h2")).to_have_text("Cancel the suspend: one-1")
 

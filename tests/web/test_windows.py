@@ -93,8 +93,8 @@ def test_only_the_window_that_was_used_last_has_an_output(browser: Browser, web_
         other = page.context.new_page()
         for window, rest in ((page, other), (other, page)):
             window.goto(f"{web_fleet.url}workloads/w-1")
-            window.wait_for_function("() => outputs === 1", timeout=10_000)
-            rest.wait_for_function("() => !window.outputs", timeout=10_000)
+            window.wait_for_function("() => outputs === 1")
+            rest.wait_for_function("() => !window.outputs")
         expect(page.get_by_label("Output", exact=True).first).to_contain_text("paused: another window")
         page.evaluate("window.dispatchEvent(new Event('focus'))")
         page.wait_for_function("() => outputs === 1")
@@ -189,7 +189,7 @@ def test_a_gap_between_the_server_and_the_coordinator_is_caught_up(
         expect(past).to_contain_text("No command has ended yet.")
         commands.append({**command, "state": "SUCCEEDED"})
         page.evaluate("tell", {"gap": {}, "state": {}})
-        expect(past).to_contain_text("stop", timeout=10_000)
+        expect(past).to_contain_text("stop")
 
 
 ENDED_COMMANDS: Final = """async () => {
@@ -260,7 +260,7 @@ def test_a_window_that_is_shown_again_says_that_it_has_no_contact_yet(
         before = page.evaluate("opened")
         show(page)
         assert page.evaluate("opened") == before + 1
-        expect(contact).to_contain_text("No contact since", timeout=10_000)
+        expect(contact).to_contain_text("No contact since")
         expect(contact).to_contain_text("The page shows the state of")
         page.evaluate("tell", {"reset": {}, "state": {}})
         expect(contact).to_be_empty()

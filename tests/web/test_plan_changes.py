@@ -148,6 +148,54 @@ def test_the_plan_of_a_restore_follows_the_gpus_of_its_host(browser: Browser, we
 
 
 @pytest.mark.long
+def test_the_plan_of_a_move_follows_the_named_gpus_only(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/plan", lambda route: asked.append(route))
+        begin(page)
+        held = [gpu(0, "LEASED", workload_id="w-1"), workload("RUNNING", 1, "GPU-0")]
+        page.evaluate("tell", {"changes": held, "state": {}})
+        page.evaluate(OPEN, "Move…")
+        page.click(f"{slot(page, 1)}.candidate")
+        move = page.locator('dialog button:text-is("Move")')
+        next_request(page, asked).fulfill(json={"plans": [{}]})
+        expect(move).to_be_enabled()
+        page.evaluate("tell", {"changes": [gpu(2, "LEASED", workload_id="w-2")], "state": {}})
+        expect(page.locator(slot(page, 2))).to_have_attribute("data-state", "LEASED")
+        expect(move).to_be_enabled()
+        assert asked == []
+        page.evaluate("tell", {"changes": [gpu(1, "LEASED", workload_id="w-2")], "state": {}})
+        expect(page.locator("dialog footer [role=status]")).to_have_text(CHANGED)
+        expect(move).to_be_disabled()
+        next_request(page, asked).fulfill(json={"plans": [{}]})
+        expect(move).to_be_enabled()
+
+
+@pytest.mark.long
+def test_a_dialog_that_opens_while_the_view_loads_plans_once_it_is_complete(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.route("**/api/plan", lambda route: asked.append(route))
+        begin(page)
+        page.evaluate("tell", {"changes": [workload("RUNNING", 1, "GPU-0")], "state": {"is_loading": True}})
+        page.evaluate(OPEN, "Suspend")
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["early"]}]})
+        picture = page.locator("dialog .move-picture")
+        expect(picture).to_have_text("alpha/0→parked")
+        page.evaluate("tell", {"changes": [workload("RUNNING", 2, "GPU-1")], "state": {"is_loading": True}})
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        assert asked == []
+        expect(picture).to_have_text("alpha/0→parked")
+        page.evaluate("tell", {"changes": [], "state": {}})
+        expect(picture).to_have_text("alpha/1→parked")
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["complete"]}]})
+        expect(page.locator("dialog .plan .steps li")).to_have_text("complete")
+        expect(page.locator('dialog button:text-is("Suspend")')).to_be_enabled()
+
+
+@pytest.mark.long
 def test_a_dialog_tells_that_a_workload_of_its_plan_has_ended_or_was_deleted(
     browser: Browser, fleet: WebFleet
 ) -> None:

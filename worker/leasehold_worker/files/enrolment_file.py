@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.file_replacement import replace_file
 
 NAME: Final = "enrolment.json"
-MODE: Final = 0o600
 SIZE_LIMIT_BYTES: Final = 262_144
 
 
@@ -88,18 +88,4 @@ def write_enrolment(directory: Path, enrolment: Enrolment) -> None:
     Raises:
         OSError: The file can't be written. The old one stays.
     """
-    path = directory / NAME
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, MODE)
-        file.write(msgspec.json.encode(enrolment))
-        file.flush()
-        os.fsync(descriptor)
-    fresh.replace(path)
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(directory / NAME, msgspec.json.encode(enrolment))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.file_replacement import replace_file
 from leasehold_worker.files.private_directories import open_private
 
 FILE: Final = "environment.key"
@@ -24,29 +25,13 @@ def open_key(directory: Path, name: str = FILE) -> bytes:
     try:
         open_private(directory, "directory of keys")
         if not path.exists():
-            _create(path)
+            replace_file(path, secrets.token_bytes(KEY_BYTES))
         return _read(path)
     except OSError as error:
         raise StartError(
             f"the key {path} can't be created or read ({error.strerror}): repair that, or choose another "
             "directory with --state-dir"
         ) from error
-
-
-def _create(path: Path) -> None:
-    """Creates a key. A crash leaves all of it or nothing."""
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _read(path: Path) -> bytes:

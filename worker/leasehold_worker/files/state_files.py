@@ -1,10 +1,10 @@
 """Small files of the worker's state: one line each, on disk before a write returns. All calls block."""
 
-import os
 from pathlib import Path
 from typing import Final
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.file_replacement import replace_file
 from leasehold_worker.files.workload_files import read_regular
 
 TEXT_LIMIT: Final = 256
@@ -51,7 +51,7 @@ def write_text(path: Path, text: str) -> None:
         StartError: The file can't be written.
     """
     try:
-        _write(path, text)
+        replace_file(path, f"{text}\n".encode("ascii"))
     except OSError as error:
         raise _unusable(path, error) from error
 
@@ -67,20 +67,6 @@ def damaged(path: Path, what: str) -> StartError:
         f"{path} is damaged, it holds {what}: restore it from a backup, or end this "
         "worker's workloads and choose another directory with --state-dir"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_suffix(".new")
-    with fresh.open("w", encoding="ascii") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _unusable(path: Path, error: OSError) -> StartError:

@@ -1,0 +1,31 @@
+"""Replacement of small private files. All calls block."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+MODE: Final = 0o600
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that only the worker's user can read. The file is on disk before this returns.
+
+    A crash leaves the former file or the new one.
+
+    Raises:
+        OSError: The file can't be written. The former one stays.
+    """
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)  # of a crash
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, MODE)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

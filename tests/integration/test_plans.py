@@ -1,6 +1,7 @@
 """Dry runs, swaps and cancelled commands, on a real fleet."""
 
 import os
+import re
 import threading
 from typing import Any
 
@@ -54,6 +55,10 @@ def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")
     fleet.cli("remap", "one", "two", "--swap")
+    (command,) = fleet.client.commands(filter="operation = remap", limit=1)
+    for name in {"one", "two"} - {fleet.client.workload(command.workload_id).name}:
+        events = fleet.cli("events", name).stdout
+        assert re.search(f"workload {name} is RUNNING.*, by command {command.command_id}", events), events
     fleet.wait(lambda: fleet.leases() == {"alpha/0": "two", "alpha/1": "one"})
     assert fleet.wait_counting("one").gpu_uuids == (uuids[0], uuids[1])
     assert fleet.wait_counting("two").gpu_uuids == (uuids[1], uuids[0])

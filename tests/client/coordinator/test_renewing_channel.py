@@ -157,6 +157,22 @@ def test_a_context_of_somebody_else_is_not_taken_over(coordinator: Renewals) -> 
             next(watch)
 
 
+def test_a_renewal_does_not_turn_an_open_client_into_somebody_else(coordinator: Renewals) -> None:
+    change(renew_s=time.time() + 900)
+    own = read_contexts().get("alice")
+    with Client() as client:
+        client.workers()
+        bob = coordinator.issue("user/bob")
+        other = replace(own, identity="user/bob", key=bob.key.decode(), certificate=bob.chain.decode())
+        with locked_contexts() as write:
+            write(read_contexts().put(other))
+        client._connection.channel._context._context = replace(own, renew_s=time.time() - 1)  # type: ignore[attr-defined]
+        client.workers()
+    first, second = coordinator.callers
+    assert first == second
+    assert coordinator.keys == []
+
+
 def test_a_coordinator_that_does_not_renew_stops_no_call(coordinator: Renewals) -> None:
     coordinator.losing = 100
     with Client() as client:

@@ -110,15 +110,16 @@ def workload_state(workload: Workload) -> str:
     """Formats the state of a workload, with its exit status, error or missing readiness.
 
     If the worker is out of contact, the state is from its last report, with the time of that report if the
-    coordinator has received it since its own start.
+    coordinator has received it since its own start. A new workload may have no report.
     """
     if not workload.out_of_contact:
         return _reported_state(workload)
-    seen = (
-        f"as of {time_text(workload.report_time)}"
-        if workload.HasField("report_time")
-        else "not reported since the coordinator started"
-    )
+    if not workload.HasField("report_time"):
+        seen = "not reported since the coordinator started"
+    elif workload.report_time.ToNanoseconds() < workload.create_time.ToNanoseconds():
+        seen = "not reported yet"
+    else:
+        seen = f"as of {time_text(workload.report_time)}"
     return f"{_reported_state(workload)}({seen})"
 
 

@@ -644,12 +644,13 @@ STALE: Final = """async (contact) => {
   Object.assign(live, known, contact);
   live.workers.set("silent", { worker_id: "silent", state: "LOST", last_seen_time: 300 });
   live.workers.set("here", { worker_id: "here", state: "CONNECTED" });
+  live.workers.set("unheard", { worker_id: "unheard", state: "UNCONFIRMED" }); // since the coordinator's start
   const span = (worker_id, end_time) =>
     ({ span_id: worker_id, gpu_uuid: worker_id, worker_id, begin_time: 10, end_time, state: "LEASED" });
   const joint = { workload: "w-1", kind: "parked", begin: 100, end: Infinity, to: null };
-  const joints = ["here", "silent"].map((one) => ({ ...joint, from: span(one, 100) }));
+  const joints = ["here", "silent", "unheard"].map((one) => ({ ...joint, from: span(one, 100) }));
   const commands = ["PENDING"].map((state) => ({ state, create_time: 100, operation: { stop: {} } }));
-  const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60]]) };
+  const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60], ["unheard", 90]]) };
   const hits = drawPicture(document.createElement("canvas"), { width: 1000, height: 400, scrollTop: 0 }, {
     time: { start: 0, end: 900, scale: () => ({ labels: 0, xOf: (one) => one }) },
     layout, colours: coloursOf(document.body), commands, events: [], empty: "",
@@ -666,10 +667,10 @@ def test_without_contact_the_timeline_ends_with_the_shown_state(
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         expect(page.locator("#who")).to_contain_text("admin")
         present = page.evaluate(STALE, {})
-        assert present[:4] == [None, 300, 900, 300]
-        assert present[4] > 900
+        assert present[:5] == [None, 300, 900, 300, 900]
+        assert present[5] > 900
         for contact in ({"isConnected": False}, {"lost": {"since": 1}}, {"refused": {"message": ""}}):
-            assert page.evaluate(STALE, contact) == [400, 300, 400, 300, 400]
+            assert page.evaluate(STALE, contact) == [400, 300, 400, 300, 400, 400]
         assert page.evaluate(STALE, {"isConnected": False, "seenAt": 0})[:2] == [None, 300]
 
 

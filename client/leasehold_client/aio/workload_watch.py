@@ -11,7 +11,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_client.aio.retry import is_transient, resume
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
-from leasehold_client.messages import PARKED
+from leasehold_client.messages import PARKED, workload_state
 
 Condition: TypeAlias = str
 """``ready``, ``ended``, or the name of a WorkloadState without its prefix, such as ``SUSPENDED``."""
@@ -64,7 +64,7 @@ async def wait_workload(
     """
     holds = _test_of(condition)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    seen: tuple[WorkloadState.ValueType, bool] | None = None
+    seen: Workload | None = None
 
     async def attempt() -> AsyncGenerator[Workload]:
         nonlocal seen, name
@@ -75,9 +75,10 @@ async def wait_workload(
             async with aclosing(open_stream(left_s)) as stream:
                 async for current in stream:
                     name = current.name
-                    facts = (current.status.state, is_ready(current))
-                    if facts != seen:  # a reopened watch repeats the last state, which is no progress
-                        seen = facts
+                    former, seen = seen, current
+                    if former is None or _facts(former) != _facts(
+                        current
+                    ):  # else a reopened watch repeats it
                         yield current
                     if deadline is not None and time.monotonic() >= deadline:
                         raise too_late()
@@ -87,16 +88,23 @@ async def wait_workload(
             raise
 
     def too_late() -> WaitTimeoutError:
-        state = f" ({_state_name(seen[0])})" if seen is not None else ""
         waited_s = f"{round(timeout_s or 0, 1):.10g}"
-        if condition == "ready" and seen is not None and seen[0] in PARKED:
+        late = f"workload {name} {_not_yet(condition)} within {waited_s} s"
+        if seen is None:
+            return WaitTimeoutError(f"{late}; `leasehold get workloads {name}` shows its state")
+        if seen.out_of_contact:
             return WaitTimeoutError(
-                f"workload {name} is {_state_name(seen[0])}, and was not restored within {waited_s} s: "
+                f"{late}: its worker is out of contact, and the last known state is {workload_state(seen)}; "
+                "`leasehold get workers` shows the worker"
+            )
+        state = _state_name(seen.status.state)
+        if condition == "ready" and seen.status.state in PARKED:
+            return WaitTimeoutError(
+                f"workload {name} is {state}, and was not restored within {waited_s} s: "
                 f"`leasehold restore {name}`"
             )
         return WaitTimeoutError(
-            f"workload {name} {_not_yet(condition)} within {waited_s} s; it continues{state}, and "
-            f"`leasehold get workloads {name}` shows its state"
+            f"{late}; it continues ({state}), and `leasehold get workloads {name}` shows its state"
         )
 
     async with aclosing(resume(attempt, _may_reopen)) as states:
@@ -121,6 +129,11 @@ def _test_of(condition: Condition) -> Callable[[Workload], bool]:
     if condition not in STATES:
         raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
     return lambda workload: workload.status.state == STATES[condition]
+
+
+def _facts(workload: Workload) -> tuple[WorkloadState.ValueType, bool]:
+    """The facts that conditions depend on."""
+    return workload.status.state, is_ready(workload)
 
 
 def _not_yet(condition: Condition) -> str:

@@ -128,7 +128,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         except KeyboardInterrupt:
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":
-            echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
+            is_ready = condition == "ready" and not found[-1].out_of_contact
+            echo(f"{label}: {'ready' if is_ready else workload_state(found[-1])}")
     if output != "table" and len(chosen) == 1 and not selection.is_search:
         echo_message(found[0], output)
     else:

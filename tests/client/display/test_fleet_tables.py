@@ -130,14 +130,17 @@ def test_no_workloads_are_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.CaptureFixture[str]) -> None:
-    seen, unheard = workload("one"), workload("two")
-    seen.out_of_contact = unheard.out_of_contact = True
+    seen, unheard, new = workload("one"), workload("two"), workload("three")
+    seen.out_of_contact = unheard.out_of_contact = new.out_of_contact = True
     seen.report_time.FromSeconds(1_800_000_000)
-    echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard])
+    new.report_time.CopyFrom(seen.report_time)
+    new.create_time.FromSeconds(1_800_000_001)
+    echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard, new])
     _, *rows = columns(capsys.readouterr().out)
     assert [row[1] for row in rows] == [
         "RUNNING(as of 2027-01-15T08:00:00Z)",
         "RUNNING(not reported since the coordinator started)",
+        "RUNNING(not reported yet)",
     ]
 
 

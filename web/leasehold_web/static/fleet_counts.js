@@ -25,6 +25,8 @@ export function drawCounts(counts) {
   }
   if (unreached) entries.push(h("span", {}, glyph("STALE"), h("b", {}, unreached.toLocaleString("en")), "out of contact"));
   entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.length.toLocaleString("en")), parked.length ? `parked, ${parkedSize(parked)}` : "parked"));
+  const unknown = [...live.workers.values()].filter((one) => one.gpu_count === undefined).length; // not reported since a restart
+  if (unknown) entries.push(h("span", {}, glyph("STALE"), h("b", {}, unknown.toLocaleString("en")), unknown === 1 ? "host with unknown GPUs" : "hosts with unknown GPUs"));
   if (waiting) entries.push(h("span", {}, glyph("PENDING"), h("b", {}, String(waiting)), waiting === 1 ? "claim waits" : "claims wait"));
   replace(counts, ...entries);
 }

@@ -106,9 +106,9 @@ function drawBar(context, span, x1, x2, y, colours, { isDim = false, isChosen = 
 }
 
 // A joint: a move as a solid curve with an arrow, a parked time as a dashed one with a pause sign at its begin.
-export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = false, isStrong = false, isBusy = false } = {}) {
+export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = false, isOld = false, isStrong = false, isBusy = false } = {}) {
   context.save();
-  context.globalAlpha = isDim ? 0.15 : 1;
+  context.globalAlpha = isDim ? 0.15 : isOld ? 0.4 : 1;
   context.strokeStyle = colours.fill(joint.workload);
   context.fillStyle = colours.fill(joint.workload);
   context.lineWidth = isStrong ? 3 : joint.kind === "move" ? 2.2 : 1.6;

@@ -4,7 +4,7 @@ import { now } from "/static/server_time.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
 import { AXIS, HEAD, HOST, LANE, LANES, ROW } from "/static/timeline_rows.js";
-import { endOfJoint, lastReportOf, nameOf } from "/static/timeline_words.js";
+import { endOfJoint, isUnreported, lastReportOf, nameOf } from "/static/timeline_words.js";
 
 const MINUTE = 60000;
 
@@ -111,7 +111,7 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const x1 = xOf(joint.begin);
     const x2 = xOf(endOfJoint(joint, Math.min(present, time.end)));
     const busy = isBusy(joint, spans, present);
-    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isStrong: focus === joint.workload, isBusy: busy });
+    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isOld: isUnreported(joint), isStrong: focus === joint.workload, isBusy: busy });
     if (joint.kind === "move") hits.push({ x1: Math.min(x1 - 6, x2 + 6), x2: Math.max(x1 - 6, x2 + 6), y1: Math.min(y1, y2) + 8, y2: Math.max(y1, y2) - 8, item: { joint } });
     // Below the spans: others use the GPU while the workload is parked.
     else below.push({ x1, x2: Math.max(x2, x1 + 12), y1: Math.min(y1, y2) - ROW, y2: Math.max(y1, y2) + ROW, isHit: (x, y) => isOnParked(x, y, joint, x1, y1, x2, y2, busy), item: { joint } });

@@ -16,7 +16,8 @@ export function lengthOf(span) {
 }
 
 // The time until which the state of a host is known: that of its last report if the host is out of contact, and that of
-// the shown state if the page is out of contact. Undefined: the present.
+// the shown state if the page is out of contact. Undefined: the present. 0: the host has not reported since the
+// coordinator's start.
 export function knownUntil(id) {
   const worker = live.workers.get(id);
   const isSilent = worker && worker.state !== "CONNECTED";
@@ -32,7 +33,13 @@ export function lastReportOf(span) {
 
 // The end of a joint. One that goes on ends at a time, or earlier if it is not known until then.
 export function endOfJoint({ from, begin, end }, until) {
-  return end === Infinity ? Math.max(begin, Math.min(until, knownUntil(from.worker_id) ?? Infinity)) : end;
+  if (end !== Infinity) return end;
+  return Math.max(begin, Math.min(until, knownUntil(from.worker_id) || (staleSince() ?? Infinity)));
+}
+
+// Whether a joint goes on whose host has not reported since the coordinator's start: nobody knows until when.
+export function isUnreported({ from, end }) {
+  return end === Infinity && knownUntil(from.worker_id) === 0;
 }
 
 // The end of a span in a table.
@@ -64,6 +71,6 @@ export function textOf({ span, joint, command, event }) {
 function textOfJoint({ from, to, begin, end, kind, isGuess, before, after }) {
   const places = (one, stay) => (isGuess ? stay : [one]).map(placeOfSpan).join(", ");
   if (kind === "move") return [`${nameOf(from)} moved`, `from ${places(from, before)} to ${places(to, after)} at ${when(end)}`];
-  if (end === Infinity) return [`${nameOf(from)} was parked`, `since ${when(begin)}`];
+  if (end === Infinity) return [`${nameOf(from)} was parked`, `since ${when(begin)}${knownUntil(from.worker_id) === undefined ? "" : " (last known)"}`];
   return [`${nameOf(from)} was parked`, `from ${when(begin)} to ${when(end)}, ${seconds((end - begin) / 1000)}${to ? `; then restored on ${places(to, after)}` : ""}`];
 }

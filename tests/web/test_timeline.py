@@ -644,13 +644,14 @@ STALE: Final = """async (contact) => {
   Object.assign(live, known, contact);
   live.workers.set("silent", { worker_id: "silent", state: "LOST", last_seen_time: 300 });
   live.workers.set("here", { worker_id: "here", state: "CONNECTED" });
-  live.workers.set("unheard", { worker_id: "unheard", state: "UNCONFIRMED" }); // since the coordinator's start
+  live.workers.set("unheard", { worker_id: "unheard", state: "UNCONFIRMED" });
   const span = (worker_id, end_time) =>
     ({ span_id: worker_id, gpu_uuid: worker_id, worker_id, begin_time: 10, end_time, state: "LEASED" });
   const joint = { workload: "w-1", kind: "parked", begin: 100, end: Infinity, to: null };
   const joints = ["here", "silent", "unheard"].map((one) => ({ ...joint, from: span(one, 100) }));
   const commands = ["PENDING"].map((state) => ({ state, create_time: 100, operation: { stop: {} } }));
-  const layout = { rows: [], spans: [], joints, placed: new Map([["here", 20], ["silent", 60], ["unheard", 90]]) };
+  const placed = new Map([["here", 20], ["silent", 60], ["unheard", 90]]);
+  const layout = { rows: [], spans: [], joints, placed };
   const hits = drawPicture(document.createElement("canvas"), { width: 1000, height: 400, scrollTop: 0 }, {
     time: { start: 0, end: 900, scale: () => ({ labels: 0, xOf: (one) => one }) },
     layout, colours: coloursOf(document.body), commands, events: [], empty: "",

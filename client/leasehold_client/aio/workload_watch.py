@@ -76,9 +76,8 @@ async def wait_workload(
                 async for current in stream:
                     name = current.name
                     former, seen = seen, current
-                    if former is None or _facts(former) != _facts(
-                        current
-                    ):  # else a reopened watch repeats it
+                    # A reopened watch repeats the last state, which is no progress.
+                    if former is None or _facts(former) != _facts(current):
                         yield current
                     if deadline is not None and time.monotonic() >= deadline:
                         raise too_late()

@@ -130,8 +130,8 @@ def test_a_wait_tells_that_the_worker_is_out_of_contact(
     silent.report_time.FromSeconds(1_800_000_000)
     tells(scripted, workload(), silent)
     assert leasehold("wait", "one", "--for", "ended", "--timeout", "0.5").stderr == (
-        "leasehold: workload one has not ended within 0.5 s: its worker is out of contact, and the last known "
-        "state is RUNNING(as of 2027-01-15T08:00:00Z); `leasehold get workers` shows the worker\n"
+        "leasehold: workload one has not ended within 0.5 s: its worker is out of contact, and the last "
+        "known state is RUNNING(as of 2027-01-15T08:00:00Z); `leasehold get workers` shows the worker\n"
     )
     tells(scripted, silent)
     assert leasehold("wait", "one").stdout == "one: RUNNING(as of 2027-01-15T08:00:00Z)\n"

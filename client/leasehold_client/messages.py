@@ -15,6 +15,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.errors import UsageError
+from leasehold_client.request_fields import build, value_text
 
 Value = TypeVar("Value", bound=int)
 
@@ -52,7 +53,8 @@ def suspend_operation(
     held_by: str = "",
 ) -> operation_pb2.SuspendOperation:
     """Builds a suspend. None: the worker's lock timeout, the policy of the workload's spec, and no hold."""
-    return operation_pb2.SuspendOperation(
+    return build(
+        operation_pb2.SuspendOperation,
         policy=policy,
         lock_timeout=duration(lock_timeout_s),
         force=force,
@@ -65,21 +67,26 @@ def restore_operation(
     gpu_uuids: Sequence[str], checkpoint_id: str, hold_id: str = "", preempt: Sequence[str] = ()
 ) -> operation_pb2.RestoreOperation:
     """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint, and takes no hold."""
-    return operation_pb2.RestoreOperation(
-        gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id, hold_id=hold_id, preempt=preempt
+    return build(
+        operation_pb2.RestoreOperation,
+        gpu_uuids=gpu_uuids,
+        checkpoint_id=checkpoint_id,
+        hold_id=hold_id,
+        preempt=preempt,
     )
 
 
 def remap_operation(moves: Moves, lock_timeout_s: float | None) -> operation_pb2.RemapOperation:
     """Builds a remap of several workloads. None: the worker's lock timeout."""
     messages = [
-        operation_pb2.Move(
+        build(
+            operation_pb2.Move,
             workload_id=workload,
-            pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new) for old, new in pairs],
+            pairs=[build(gpu_pb2.GpuPair, old_uuid=old, new_uuid=new) for old, new in pairs],
         )
         for workload, pairs in moves.items()
     ]
-    return operation_pb2.RemapOperation(moves=messages, lock_timeout=duration(lock_timeout_s))
+    return build(operation_pb2.RemapOperation, moves=messages, lock_timeout=duration(lock_timeout_s))
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:
@@ -103,7 +110,9 @@ def require_timeout(seconds: float | None) -> None:
         UsageError: The timeout is negative, infinite, no number, or more than 1e9 s.
     """
     if seconds is not None and not 0 <= seconds <= TIMEOUT_LIMIT_S:
-        raise UsageError(f"{seconds} is not a time in seconds: give 0 to {TIMEOUT_LIMIT_S:.0f} s, or None")
+        raise UsageError(
+            f"{value_text(seconds)} is not a time in seconds: give 0 to {TIMEOUT_LIMIT_S:.0f} s, or None"
+        )
 
 
 def workload_state(workload: Workload) -> str:

@@ -72,7 +72,7 @@ SWITCHES: Final = Counter(
 )
 SWITCH_GPU_SECONDS: Final = Counter(
     "leasehold_worker_switch_gpu_seconds",
-    "GPU time lost to switches: the duration of each, times its number of GPUs.",
+    "Upper bound of the GPU time lost to switches: the duration of each, times its number of GPUs.",
     ("verb",),
     registry=REGISTRY,
 )

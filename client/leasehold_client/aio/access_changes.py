@@ -6,6 +6,8 @@ from leasehold.v1 import access_service_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding, WhoAmIResponse
 
 from leasehold_client.aio.reader import AsyncReader
+from leasehold_client.errors import UsageError
+from leasehold_client.request_fields import build, value_text
 
 ROLES: Final = {
     name.removeprefix("ROLE_").lower(): number
@@ -36,8 +38,11 @@ class AsyncAccessChanges(AsyncReader):
             identity: ``local/LOGIN``, ``user/NAME`` or ``service/NAME``.
             users: Pattern of the users for whom a service may act, such as ``user/*``: for the role
                 ``on_behalf_of``, and empty for others.
+
+        Raises:
+            UsageError: The role does not exist.
         """
-        request = access_service_pb2.GrantRequest(binding=_binding(role, identity, users))
+        request = build(access_service_pb2.GrantRequest, binding=_binding(role, identity, users))
         response = await self._connection.read(self._access.Grant, request)
         return response.binding
 
@@ -48,11 +53,16 @@ class AsyncAccessChanges(AsyncReader):
             role: As for :meth:`grant`.
             identity: As for :meth:`grant`.
             users: As for :meth:`grant`.
+
+        Raises:
+            UsageError: The role does not exist.
         """
-        request = access_service_pb2.RevokeRequest(binding=_binding(role, identity, users))
+        request = build(access_service_pb2.RevokeRequest, binding=_binding(role, identity, users))
         # A repeated call would not find the binding.
         await self._connection.change(self._access.Revoke, request)
 
 
 def _binding(role: str, identity: str, users: str) -> RoleBinding:
-    return RoleBinding(role=ROLES[role], identity=identity, users=users)
+    if role not in ROLES:
+        raise UsageError(f"unknown role {value_text(role)}: choose {', '.join(ROLES)}")
+    return build(RoleBinding, role=ROLES[role], identity=identity, users=users)

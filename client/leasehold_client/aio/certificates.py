@@ -5,6 +5,7 @@ from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 
 from leasehold_client.aio.connection import AsyncConnection
+from leasehold_client.request_fields import build
 
 PAGE_SIZE = 1000
 
@@ -43,7 +44,7 @@ class AsyncCertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE. STORAGE_UNAVAILABLE: it is revoked until a restart.
         """
-        request = certificate_service_pb2.RevokeCertificateRequest(serial=serial)
+        request = build(certificate_service_pb2.RevokeCertificateRequest, serial=serial)
         response = await self._connection.once(self._stub.RevokeCertificate, request)
         return list(response.serials)
 
@@ -73,7 +74,7 @@ class AsyncCertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE or AUTHORITY_IN_USE.
         """
-        request = certificate_service_pb2.RetireAuthorityRequest(serial=serial, force=force)
+        request = build(certificate_service_pb2.RetireAuthorityRequest, serial=serial, force=force)
         await self._connection.once(self._stub.RetireAuthority, request)
 
     async def blocks(self) -> list[Block]:
@@ -91,7 +92,7 @@ class AsyncCertificateCalls:
         Raises:
             LeaseholdError: INVALID_ARGUMENT. STORAGE_UNAVAILABLE: it is blocked until a restart.
         """
-        request = certificate_service_pb2.BlockIdentityRequest(identity=identity)
+        request = build(certificate_service_pb2.BlockIdentityRequest, identity=identity)
         response = await self._connection.once(self._stub.BlockIdentity, request)
         return response.block
 
@@ -101,5 +102,5 @@ class AsyncCertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE, the identity is not blocked.
         """
-        request = certificate_service_pb2.UnblockIdentityRequest(identity=identity)
+        request = build(certificate_service_pb2.UnblockIdentityRequest, identity=identity)
         await self._connection.once(self._stub.UnblockIdentity, request)

@@ -6,6 +6,7 @@ from leasehold.v1.enrolment_service_pb2_grpc import EnrolmentServiceStub
 
 from leasehold_client.aio.connection import AsyncConnection
 from leasehold_client.messages import duration
+from leasehold_client.request_fields import build
 
 
 class AsyncEnrolmentCalls:
@@ -34,8 +35,12 @@ class AsyncEnrolmentCalls:
             LeaseholdError: INVALID_ARGUMENT, TOO_MANY_JOIN_TOKENS, or UNSUPPORTED_CAPABILITY if the
                 coordinator has no listener for enrolment.
         """
-        request = enrolment_service_pb2.CreateJoinTokenRequest(
-            identity=identity, ttl=duration(ttl_s), uses=uses, replace=replace
+        request = build(
+            enrolment_service_pb2.CreateJoinTokenRequest,
+            identity=identity,
+            ttl=duration(ttl_s),
+            uses=uses,
+            replace=replace,
         )
         # Once: a repeated call would create another token.
         return await self._connection.once(self._stub.CreateJoinToken, request)
@@ -52,7 +57,7 @@ class AsyncEnrolmentCalls:
         Raises:
             LeaseholdError: UNKNOWN_JOIN_TOKEN.
         """
-        request = enrolment_service_pb2.DeleteJoinTokenRequest(join_token_id=join_token_id)
+        request = build(enrolment_service_pb2.DeleteJoinTokenRequest, join_token_id=join_token_id)
         # Once: a repeated call would not find the token.
         response = await self._connection.once(self._stub.DeleteJoinToken, request)
         return response.join_token
@@ -63,7 +68,7 @@ class AsyncEnrolmentCalls:
         Raises:
             LeaseholdError: UNKNOWN_GPU, or WORKER_CONNECTED.
         """
-        request = enrolment_service_pb2.UnbindGpuRequest(gpu_uuid=gpu_uuid)
+        request = build(enrolment_service_pb2.UnbindGpuRequest, gpu_uuid=gpu_uuid)
         # Once: a repeated call would not find the binding.
         response = await self._connection.once(self._stub.UnbindGpu, request)
         return response.identity

@@ -38,6 +38,7 @@ from leasehold_client.messages import (
     restore_operation,
     suspend_operation,
 )
+from leasehold_client.request_fields import build
 
 PLAN_TIMEOUT_S: Final = 35.0
 """Deadline of plans. The worker has 30 s to inspect processes, and then the coordinator answers."""
@@ -105,13 +106,13 @@ class AsyncReader:
             filter: Expression of AIP-160, such as ``state = CONNECTED AND labels.rack = r1``. Empty: all.
             order_by: Fields to sort by, such as ``state, name desc``. Empty: by name.
         """
-        request = fleet_service_pb2.ListWorkersRequest(filter=filter, order_by=order_by)
+        request = build(fleet_service_pb2.ListWorkersRequest, filter=filter, order_by=order_by)
         pages = self._connection.pages(self._fleet.ListWorkers, request)
         return [worker async for page in pages for worker in page.workers]
 
     async def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
-        request = fleet_service_pb2.GetWorkerRequest(worker=worker)
+        request = build(fleet_service_pb2.GetWorkerRequest, worker=worker)
         response = await self._connection.read(self._fleet.GetWorker, request)
         return response.worker
 
@@ -126,7 +127,7 @@ class AsyncReader:
             order_by: As of :meth:`workers`. Empty: by worker and slot.
         """
         whole = ListGpusResponse()
-        request = fleet_service_pb2.ListGpusRequest(filter=filter, order_by=order_by)
+        request = build(fleet_service_pb2.ListGpusRequest, filter=filter, order_by=order_by)
         async for page in self._connection.pages(self._fleet.ListGpus, request):
             whole.gpus.extend(page.gpus)
             whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
@@ -147,15 +148,18 @@ class AsyncReader:
             filter: As of :meth:`workers`, such as ``labels.team = vision AND NOT state = RUNNING``.
             order_by: As of :meth:`workers`. Empty: the newest first.
         """
-        request = workload_service_pb2.ListWorkloadsRequest(
-            include_ended=include_ended, filter=filter, order_by=order_by
+        request = build(
+            workload_service_pb2.ListWorkloadsRequest,
+            include_ended=include_ended,
+            filter=filter,
+            order_by=order_by,
         )
         pages = self._connection.pages(self._workloads.ListWorkloads, request)
         return [workload async for page in pages for workload in page.workloads]
 
     async def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
-        request = workload_service_pb2.GetWorkloadRequest(workload=workload)
+        request = build(workload_service_pb2.GetWorkloadRequest, workload=workload)
         response = await self._connection.read(self._workloads.GetWorkload, request)
         return response.workload
 
@@ -167,8 +171,13 @@ class AsyncReader:
             filter: As of :meth:`workers`, such as ``state = FAILED AND operation = suspend``.
             order_by: ``create_time`` or ``create_time desc``. Empty: the newest first.
         """
-        request = command_service_pb2.ListCommandsRequest(filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._commands.ListCommands, request, min(limit, PAGE_SIZE))
+        request = build(
+            command_service_pb2.ListCommandsRequest,
+            page_size=min(limit, PAGE_SIZE),
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._commands.ListCommands, request)
         found: list[Command] = []
         async for page in pages:
             found += page.commands
@@ -187,8 +196,14 @@ class AsyncReader:
             filter: As of :meth:`workers`, such as ``kind = GPU_HEALTH AND worker = alpha``.
             order_by: ``time`` or ``time desc``. Empty: the newest first.
         """
-        request = event_service_pb2.ListEventsRequest(workload=workload, filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._events.ListEvents, request, min(limit, PAGE_SIZE))
+        request = build(
+            event_service_pb2.ListEventsRequest,
+            page_size=min(limit, PAGE_SIZE),
+            workload=workload,
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._events.ListEvents, request)
         found: list[Event] = []
         async for page in pages:
             found += page.events
@@ -206,8 +221,13 @@ class AsyncReader:
             filter: As of :meth:`workers`, such as ``identity = user/alice AND outcome = REFUSED``.
             order_by: ``number`` or ``number desc``. Empty: the newest first.
         """
-        request = audit_service_pb2.ListAuditEntriesRequest(filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._audit.ListAuditEntries, request, min(limit, PAGE_SIZE))
+        request = build(
+            audit_service_pb2.ListAuditEntriesRequest,
+            page_size=min(limit, PAGE_SIZE),
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._audit.ListAuditEntries, request)
         found: list[AuditEntry] = []
         async for page in pages:
             found += page.entries
@@ -219,7 +239,7 @@ class AsyncReader:
         """Lets the coordinator recompute the hashes of the whole audit. The response is about all parts."""
         count, token = 0, ""
         while True:
-            request = audit_service_pb2.VerifyAuditRequest(page_token=token)
+            request = build(audit_service_pb2.VerifyAuditRequest, page_token=token)
             part = await self._connection.read(self._audit.VerifyAudit, request)
             count, token = count + part.entry_count, part.next_page_token
             if not token:
@@ -228,7 +248,7 @@ class AsyncReader:
 
     async def command(self, command_id: str) -> Command:
         """The command with this id."""
-        request = command_service_pb2.GetCommandRequest(command_id=command_id)
+        request = build(command_service_pb2.GetCommandRequest, command_id=command_id)
         response = await self._connection.read(self._commands.GetCommand, request)
         return response.command
 
@@ -242,7 +262,9 @@ class AsyncReader:
             workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
             filter: As of :meth:`workers`, such as ``kind = IMAGE AND in_use = false``.
         """
-        request = workload_service_pb2.ListCheckpointsRequest(worker=worker, workload=workload, filter=filter)
+        request = build(
+            workload_service_pb2.ListCheckpointsRequest, worker=worker, workload=workload, filter=filter
+        )
         return await self._connection.read(self._workloads.ListCheckpoints, request, CHECKPOINTS_TIMEOUT_S)
 
     async def plan_suspend(
@@ -255,23 +277,23 @@ class AsyncReader:
     ) -> Plan:
         """The plan of a suspend: its effects, checks and refusals."""
         operation = suspend_operation(lock_timeout_s, policy, force=force)
-        return await self._plan(PlanRequest(workload=workload, suspend=operation))
+        return await self._plan(build(PlanRequest, workload=workload, suspend=operation))
 
     async def plan_restore(
         self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "", hold_id: str = ""
     ) -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
         operation = restore_operation(gpu_uuids, checkpoint_id, hold_id)
-        return await self._plan(PlanRequest(workload=workload, restore=operation))
+        return await self._plan(build(PlanRequest, workload=workload, restore=operation))
 
     async def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
         """The plan of a remap: its effects, checks and refusals."""
-        return await self._plan(PlanRequest(remap=remap_operation(moves, lock_timeout_s)))
+        return await self._plan(build(PlanRequest, remap=remap_operation(moves, lock_timeout_s)))
 
     async def plan_checkpoint(self, workload: str) -> Plan:
         """The plan of a checkpoint: its effects, checks and refusals."""
         return await self._plan(
-            PlanRequest(workload=workload, checkpoint=operation_pb2.CheckpointOperation())
+            build(PlanRequest, workload=workload, checkpoint=operation_pb2.CheckpointOperation())
         )
 
     async def _plan(self, request: PlanRequest) -> Plan:

@@ -25,6 +25,7 @@ from leasehold_client.aio.retry import is_outage, is_transient, resume
 from leasehold_client.aio.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
+from leasehold_client.request_fields import build
 
 
 class AsyncWatcher(AsyncReader):
@@ -51,7 +52,7 @@ class AsyncWatcher(AsyncReader):
         """
 
         def open_stream(token: str) -> AsyncGenerator[WatchFleetResponse]:
-            request = fleet_service_pb2.WatchFleetRequest(resume_token=token, filter=filter)
+            request = build(fleet_service_pb2.WatchFleetRequest, resume_token=token, filter=filter)
             return self._connection.stream(self._fleet.WatchFleet, request)
 
         async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
@@ -80,8 +81,11 @@ class AsyncWatcher(AsyncReader):
         workload_id = await self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> AsyncGenerator[WatchWorkloadsResponse]:
-            request = workload_service_pb2.WatchWorkloadsRequest(
-                resume_token=token, workload=workload_id, filter=filter
+            request = build(
+                workload_service_pb2.WatchWorkloadsRequest,
+                resume_token=token,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._workloads.WatchWorkloads, request)
 
@@ -112,8 +116,12 @@ class AsyncWatcher(AsyncReader):
         workload_id = await self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> AsyncGenerator[WatchCommandsResponse]:
-            request = command_service_pb2.WatchCommandsRequest(
-                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            request = build(
+                command_service_pb2.WatchCommandsRequest,
+                resume_token=token,
+                worker=worker,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._commands.WatchCommands, request)
 
@@ -144,8 +152,12 @@ class AsyncWatcher(AsyncReader):
         workload_id = await self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> AsyncGenerator[WatchEventsResponse]:
-            request = event_service_pb2.WatchEventsRequest(
-                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            request = build(
+                event_service_pb2.WatchEventsRequest,
+                resume_token=token,
+                worker=worker,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._events.WatchEvents, request)
 
@@ -181,7 +193,7 @@ class AsyncWatcher(AsyncReader):
                 yield current
 
     async def _watch_once(self, command_id: str, timeout_s: float | None) -> AsyncGenerator[Command]:
-        request = command_service_pb2.WatchCommandRequest(command_id=command_id)
+        request = build(command_service_pb2.WatchCommandRequest, command_id=command_id)
         call = self._connection.stream(self._commands.WatchCommand, request, timeout_s)
         async with aclosing(call) as stream:
             async for response in stream:
@@ -240,7 +252,7 @@ class AsyncWatcher(AsyncReader):
         return await wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
 
     async def _watch_workload(self, workload_id: str, timeout_s: float | None) -> AsyncGenerator[Workload]:
-        request = workload_service_pb2.WatchWorkloadsRequest(workload=workload_id)
+        request = build(workload_service_pb2.WatchWorkloadsRequest, workload=workload_id)
         call = self._connection.stream(self._workloads.WatchWorkloads, request, timeout_s)
         async with aclosing(call) as stream:
             async for response in stream:
@@ -281,8 +293,11 @@ class AsyncWatcher(AsyncReader):
             return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
         def open_stream() -> AsyncGenerator[ReadWorkloadOutputResponse]:
-            request = workload_service_pb2.ReadWorkloadOutputRequest(
-                workload=workload_id, offset=position, follow=follow
+            request = build(
+                workload_service_pb2.ReadWorkloadOutputRequest,
+                workload=workload_id,
+                offset=position,
+                follow=follow,
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 

@@ -6,6 +6,7 @@ from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 
 from leasehold_client.coordinator.connection import Connection
+from leasehold_client.request_fields import build
 
 PAGE_SIZE = 1000
 
@@ -44,7 +45,7 @@ class CertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE. STORAGE_UNAVAILABLE: it is revoked until a restart.
         """
-        request = certificate_service_pb2.RevokeCertificateRequest(serial=serial)
+        request = build(certificate_service_pb2.RevokeCertificateRequest, serial=serial)
         response = self._connection.once(self._stub.RevokeCertificate, request)
         return list(response.serials)
 
@@ -74,7 +75,7 @@ class CertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE or AUTHORITY_IN_USE.
         """
-        request = certificate_service_pb2.RetireAuthorityRequest(serial=serial, force=force)
+        request = build(certificate_service_pb2.RetireAuthorityRequest, serial=serial, force=force)
         self._connection.once(self._stub.RetireAuthority, request)
 
     def blocks(self) -> list[Block]:
@@ -92,7 +93,7 @@ class CertificateCalls:
         Raises:
             LeaseholdError: INVALID_ARGUMENT. STORAGE_UNAVAILABLE: it is blocked until a restart.
         """
-        request = certificate_service_pb2.BlockIdentityRequest(identity=identity)
+        request = build(certificate_service_pb2.BlockIdentityRequest, identity=identity)
         response = self._connection.once(self._stub.BlockIdentity, request)
         return response.block
 
@@ -102,5 +103,5 @@ class CertificateCalls:
         Raises:
             LeaseholdError: UNKNOWN_CERTIFICATE, the identity is not blocked.
         """
-        request = certificate_service_pb2.UnblockIdentityRequest(identity=identity)
+        request = build(certificate_service_pb2.UnblockIdentityRequest, identity=identity)
         self._connection.once(self._stub.UnblockIdentity, request)

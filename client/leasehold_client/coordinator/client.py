@@ -24,6 +24,7 @@ from leasehold_client.coordinator.request_options import (
 )
 from leasehold_client.coordinator.worker_changes import WorkerChanges
 from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
+from leasehold_client.request_fields import build
 
 
 class _PlannedRequest(Protocol):
@@ -84,7 +85,8 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 60 s, or 10 min with ``preempt``.
             options: :class:`CreateOptions`.
         """
-        request = workload_service_pb2.CreateWorkloadRequest(
+        request = build(
+            workload_service_pb2.CreateWorkloadRequest,
             name=name,
             spec=spec,
             worker=worker,
@@ -131,7 +133,8 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
-        request = workload_service_pb2.SuspendWorkloadRequest(
+        request = build(
+            workload_service_pb2.SuspendWorkloadRequest,
             workload=workload,
             operation=suspend_operation(
                 lock_timeout_s, policy, force=force, hold_for_s=hold_for_s, held_by=held_by
@@ -164,7 +167,8 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
-        request = workload_service_pb2.RestoreWorkloadRequest(
+        request = build(
+            workload_service_pb2.RestoreWorkloadRequest,
             workload=workload,
             operation=restore_operation(gpu_uuids, checkpoint_id, hold_id, preempt),
             timeout=duration(timeout_s),
@@ -189,7 +193,8 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
-        request = workload_service_pb2.RemapWorkloadsRequest(
+        request = build(
+            workload_service_pb2.RemapWorkloadsRequest,
             operation=remap_operation(moves, lock_timeout_s),
             timeout=duration(timeout_s),
             **options,
@@ -209,7 +214,8 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
-        request = workload_service_pb2.CheckpointWorkloadRequest(
+        request = build(
+            workload_service_pb2.CheckpointWorkloadRequest,
             workload=workload,
             timeout=duration(timeout_s),
             **options,
@@ -227,7 +233,7 @@ class Client(WorkerChanges, AccessChanges):
         Raises:
             LeaseholdError: UNKNOWN_HOLD. The command fails with it if the hold has ended.
         """
-        request = workload_service_pb2.ReleaseHoldRequest(hold_id=hold_id, timeout=duration(timeout_s))
+        request = build(workload_service_pb2.ReleaseHoldRequest, hold_id=hold_id, timeout=duration(timeout_s))
         response = self._create(self._workloads.ReleaseHold, request)
         return response.command
 
@@ -249,9 +255,10 @@ class Client(WorkerChanges, AccessChanges):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
             options: :class:`ChangeOptions`.
         """
-        request = workload_service_pb2.StopWorkloadRequest(
+        request = build(
+            workload_service_pb2.StopWorkloadRequest,
             workload=workload,
-            operation=operation_pb2.StopOperation(grace=duration(grace_s), force=force),
+            operation=build(operation_pb2.StopOperation, grace=duration(grace_s), force=force),
             timeout=duration(timeout_s),
             **options,
         )
@@ -283,9 +290,10 @@ class Client(WorkerChanges, AccessChanges):
         Returns:
             The workload, still PENDING, and the command that adopts the process.
         """
-        request = workload_service_pb2.AdoptProcessRequest(
+        request = build(
+            workload_service_pb2.AdoptProcessRequest,
             worker=worker,
-            operation=operation_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
+            operation=build(operation_pb2.AdoptOperation, name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
             **options,
         )
@@ -306,7 +314,8 @@ class Client(WorkerChanges, AccessChanges):
         Raises:
             LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
         """
-        request = workload_service_pb2.ReleaseWorkloadRequest(
+        request = build(
+            workload_service_pb2.ReleaseWorkloadRequest,
             workload=workload,
             timeout=duration(timeout_s),
             **options,
@@ -334,8 +343,9 @@ class Client(WorkerChanges, AccessChanges):
             LeaseholdError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, or ETAG_MISMATCH.
         """
         given = {"labels": labels, "annotations": annotations}
-        request = workload_service_pb2.UpdateWorkloadRequest(
-            workload=Workload(workload_id=workload, labels=labels, annotations=annotations, etag=etag),
+        request = build(
+            workload_service_pb2.UpdateWorkloadRequest,
+            workload=build(Workload, workload_id=workload, labels=labels, annotations=annotations, etag=etag),
             update_mask=FieldMask(paths=[field for field, texts in given.items() if texts is not None]),
         )
         response = self._connection.read(self._workloads.UpdateWorkload, request)
@@ -351,7 +361,7 @@ class Client(WorkerChanges, AccessChanges):
         Raises:
             LeaseholdError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WORKLOAD_BUSY, or WRONG_STATE if it lives.
         """
-        request = workload_service_pb2.DeleteWorkloadRequest(workload=workload, etag=etag)
+        request = build(workload_service_pb2.DeleteWorkloadRequest, workload=workload, etag=etag)
         # Once: a repeated call would not find the workload.
         return self._connection.once(self._workloads.DeleteWorkload, request)
 
@@ -364,7 +374,7 @@ class Client(WorkerChanges, AccessChanges):
         Raises:
             LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE if the worker can't be asked.
         """
-        request = command_service_pb2.CancelCommandRequest(command_id=command_id)
+        request = build(command_service_pb2.CancelCommandRequest, command_id=command_id)
         response = self._connection.read(self._commands.CancelCommand, request)
         return response.command
 

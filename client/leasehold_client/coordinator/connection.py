@@ -168,16 +168,16 @@ class Connection:
         self,
         method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]",
         request: PageRequest,
-        page_size: int = PAGE_SIZE,
     ) -> Generator[Page]:
         """Yields every page of a list, each when the iteration reaches it.
 
-        A page may be empty although others follow, if few entries match the filter.
+        A page has up to 1000 entries if the request has no size. A page may be empty although others follow,
+        if few entries match the filter.
 
         Raises:
             LeaseholdError: The list has more than 1000 pages.
         """
-        request.page_size = page_size
+        request.page_size = request.page_size or PAGE_SIZE
         for _ in range(PAGE_LIMIT):
             page = self.read(method, request)
             yield page

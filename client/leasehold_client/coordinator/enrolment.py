@@ -7,6 +7,7 @@ from leasehold.v1.enrolment_service_pb2_grpc import EnrolmentServiceStub
 
 from leasehold_client.coordinator.connection import Connection
 from leasehold_client.messages import duration
+from leasehold_client.request_fields import build
 
 
 class EnrolmentCalls:
@@ -35,8 +36,12 @@ class EnrolmentCalls:
             LeaseholdError: INVALID_ARGUMENT, TOO_MANY_JOIN_TOKENS, or UNSUPPORTED_CAPABILITY if the
                 coordinator has no listener for enrolment.
         """
-        request = enrolment_service_pb2.CreateJoinTokenRequest(
-            identity=identity, ttl=duration(ttl_s), uses=uses, replace=replace
+        request = build(
+            enrolment_service_pb2.CreateJoinTokenRequest,
+            identity=identity,
+            ttl=duration(ttl_s),
+            uses=uses,
+            replace=replace,
         )
         # Once: a repeated call would create another token.
         return self._connection.once(self._stub.CreateJoinToken, request)
@@ -53,7 +58,7 @@ class EnrolmentCalls:
         Raises:
             LeaseholdError: UNKNOWN_JOIN_TOKEN.
         """
-        request = enrolment_service_pb2.DeleteJoinTokenRequest(join_token_id=join_token_id)
+        request = build(enrolment_service_pb2.DeleteJoinTokenRequest, join_token_id=join_token_id)
         # Once: a repeated call would not find the token.
         response = self._connection.once(self._stub.DeleteJoinToken, request)
         return response.join_token
@@ -64,7 +69,7 @@ class EnrolmentCalls:
         Raises:
             LeaseholdError: UNKNOWN_GPU, or WORKER_CONNECTED.
         """
-        request = enrolment_service_pb2.UnbindGpuRequest(gpu_uuid=gpu_uuid)
+        request = build(enrolment_service_pb2.UnbindGpuRequest, gpu_uuid=gpu_uuid)
         # Once: a repeated call would not find the binding.
         response = self._connection.once(self._stub.UnbindGpu, request)
         return response.identity

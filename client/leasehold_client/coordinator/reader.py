@@ -39,6 +39,7 @@ from leasehold_client.messages import (
     restore_operation,
     suspend_operation,
 )
+from leasehold_client.request_fields import build
 
 PLAN_TIMEOUT_S: Final = 35.0
 """Deadline of plans. The worker has 30 s to inspect processes, and then the coordinator answers."""
@@ -106,13 +107,13 @@ class Reader:
             filter: Expression of AIP-160, such as ``state = CONNECTED AND labels.rack = r1``. Empty: all.
             order_by: Fields to sort by, such as ``state, name desc``. Empty: by name.
         """
-        request = fleet_service_pb2.ListWorkersRequest(filter=filter, order_by=order_by)
+        request = build(fleet_service_pb2.ListWorkersRequest, filter=filter, order_by=order_by)
         pages = self._connection.pages(self._fleet.ListWorkers, request)
         return [worker for page in pages for worker in page.workers]
 
     def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
-        request = fleet_service_pb2.GetWorkerRequest(worker=worker)
+        request = build(fleet_service_pb2.GetWorkerRequest, worker=worker)
         response = self._connection.read(self._fleet.GetWorker, request)
         return response.worker
 
@@ -127,7 +128,7 @@ class Reader:
             order_by: As of :meth:`workers`. Empty: by worker and slot.
         """
         whole = ListGpusResponse()
-        request = fleet_service_pb2.ListGpusRequest(filter=filter, order_by=order_by)
+        request = build(fleet_service_pb2.ListGpusRequest, filter=filter, order_by=order_by)
         for page in self._connection.pages(self._fleet.ListGpus, request):
             whole.gpus.extend(page.gpus)
             whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
@@ -148,15 +149,18 @@ class Reader:
             filter: As of :meth:`workers`, such as ``labels.team = vision AND NOT state = RUNNING``.
             order_by: As of :meth:`workers`. Empty: the newest first.
         """
-        request = workload_service_pb2.ListWorkloadsRequest(
-            include_ended=include_ended, filter=filter, order_by=order_by
+        request = build(
+            workload_service_pb2.ListWorkloadsRequest,
+            include_ended=include_ended,
+            filter=filter,
+            order_by=order_by,
         )
         pages = self._connection.pages(self._workloads.ListWorkloads, request)
         return [workload for page in pages for workload in page.workloads]
 
     def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
-        request = workload_service_pb2.GetWorkloadRequest(workload=workload)
+        request = build(workload_service_pb2.GetWorkloadRequest, workload=workload)
         response = self._connection.read(self._workloads.GetWorkload, request)
         return response.workload
 
@@ -168,8 +172,13 @@ class Reader:
             filter: As of :meth:`workers`, such as ``state = FAILED AND operation = suspend``.
             order_by: ``create_time`` or ``create_time desc``. Empty: the newest first.
         """
-        request = command_service_pb2.ListCommandsRequest(filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._commands.ListCommands, request, min(limit, PAGE_SIZE))
+        request = build(
+            command_service_pb2.ListCommandsRequest,
+            page_size=min(limit, PAGE_SIZE),
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._commands.ListCommands, request)
         found: list[Command] = []
         for page in pages:
             found += page.commands
@@ -188,8 +197,14 @@ class Reader:
             filter: As of :meth:`workers`, such as ``kind = GPU_HEALTH AND worker = alpha``.
             order_by: ``time`` or ``time desc``. Empty: the newest first.
         """
-        request = event_service_pb2.ListEventsRequest(workload=workload, filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._events.ListEvents, request, min(limit, PAGE_SIZE))
+        request = build(
+            event_service_pb2.ListEventsRequest,
+            page_size=min(limit, PAGE_SIZE),
+            workload=workload,
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._events.ListEvents, request)
         found: list[Event] = []
         for page in pages:
             found += page.events
@@ -205,8 +220,13 @@ class Reader:
             filter: As of :meth:`workers`, such as ``identity = user/alice AND outcome = REFUSED``.
             order_by: ``number`` or ``number desc``. Empty: the newest first.
         """
-        request = audit_service_pb2.ListAuditEntriesRequest(filter=filter, order_by=order_by)
-        pages = self._connection.pages(self._audit.ListAuditEntries, request, min(limit, PAGE_SIZE))
+        request = build(
+            audit_service_pb2.ListAuditEntriesRequest,
+            page_size=min(limit, PAGE_SIZE),
+            filter=filter,
+            order_by=order_by,
+        )
+        pages = self._connection.pages(self._audit.ListAuditEntries, request)
         found: list[AuditEntry] = []
         for page in pages:
             found += page.entries
@@ -218,7 +238,7 @@ class Reader:
         """Lets the coordinator recompute the hashes of the whole audit. The response is about all parts."""
         count, token = 0, ""
         while True:
-            request = audit_service_pb2.VerifyAuditRequest(page_token=token)
+            request = build(audit_service_pb2.VerifyAuditRequest, page_token=token)
             part = self._connection.read(self._audit.VerifyAudit, request)
             count, token = count + part.entry_count, part.next_page_token
             if not token:
@@ -227,7 +247,7 @@ class Reader:
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""
-        request = command_service_pb2.GetCommandRequest(command_id=command_id)
+        request = build(command_service_pb2.GetCommandRequest, command_id=command_id)
         response = self._connection.read(self._commands.GetCommand, request)
         return response.command
 
@@ -241,7 +261,9 @@ class Reader:
             workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
             filter: As of :meth:`workers`, such as ``kind = IMAGE AND in_use = false``.
         """
-        request = workload_service_pb2.ListCheckpointsRequest(worker=worker, workload=workload, filter=filter)
+        request = build(
+            workload_service_pb2.ListCheckpointsRequest, worker=worker, workload=workload, filter=filter
+        )
         return self._connection.read(self._workloads.ListCheckpoints, request, CHECKPOINTS_TIMEOUT_S)
 
     def plan_suspend(
@@ -254,22 +276,24 @@ class Reader:
     ) -> Plan:
         """The plan of a suspend: its effects, checks and refusals."""
         operation = suspend_operation(lock_timeout_s, policy, force=force)
-        return self._plan(PlanRequest(workload=workload, suspend=operation))
+        return self._plan(build(PlanRequest, workload=workload, suspend=operation))
 
     def plan_restore(
         self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "", hold_id: str = ""
     ) -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
         operation = restore_operation(gpu_uuids, checkpoint_id, hold_id)
-        return self._plan(PlanRequest(workload=workload, restore=operation))
+        return self._plan(build(PlanRequest, workload=workload, restore=operation))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
         """The plan of a remap: its effects, checks and refusals."""
-        return self._plan(PlanRequest(remap=remap_operation(moves, lock_timeout_s)))
+        return self._plan(build(PlanRequest, remap=remap_operation(moves, lock_timeout_s)))
 
     def plan_checkpoint(self, workload: str) -> Plan:
         """The plan of a checkpoint: its effects, checks and refusals."""
-        return self._plan(PlanRequest(workload=workload, checkpoint=operation_pb2.CheckpointOperation()))
+        return self._plan(
+            build(PlanRequest, workload=workload, checkpoint=operation_pb2.CheckpointOperation())
+        )
 
     def _plan(self, request: PlanRequest) -> Plan:
         response = self._connection.read(self._workloads.Plan, request, PLAN_TIMEOUT_S)

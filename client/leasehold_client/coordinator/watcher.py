@@ -26,6 +26,7 @@ from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
+from leasehold_client.request_fields import build
 
 
 class Watcher(Reader):
@@ -52,7 +53,7 @@ class Watcher(Reader):
         """
 
         def open_stream(token: str) -> Generator[WatchFleetResponse]:
-            request = fleet_service_pb2.WatchFleetRequest(resume_token=token, filter=filter)
+            request = build(fleet_service_pb2.WatchFleetRequest, resume_token=token, filter=filter)
             return self._connection.stream(self._fleet.WatchFleet, request)
 
         with closing(resumed_watch(open_stream, resume_token)) as responses:
@@ -80,8 +81,11 @@ class Watcher(Reader):
         workload_id = self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> Generator[WatchWorkloadsResponse]:
-            request = workload_service_pb2.WatchWorkloadsRequest(
-                resume_token=token, workload=workload_id, filter=filter
+            request = build(
+                workload_service_pb2.WatchWorkloadsRequest,
+                resume_token=token,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._workloads.WatchWorkloads, request)
 
@@ -111,8 +115,12 @@ class Watcher(Reader):
         workload_id = self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> Generator[WatchCommandsResponse]:
-            request = command_service_pb2.WatchCommandsRequest(
-                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            request = build(
+                command_service_pb2.WatchCommandsRequest,
+                resume_token=token,
+                worker=worker,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._commands.WatchCommands, request)
 
@@ -142,8 +150,12 @@ class Watcher(Reader):
         workload_id = self._workload_id(workload) if workload else ""
 
         def open_stream(token: str) -> Generator[WatchEventsResponse]:
-            request = event_service_pb2.WatchEventsRequest(
-                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            request = build(
+                event_service_pb2.WatchEventsRequest,
+                resume_token=token,
+                worker=worker,
+                workload=workload_id,
+                filter=filter,
             )
             return self._connection.stream(self._events.WatchEvents, request)
 
@@ -177,7 +189,7 @@ class Watcher(Reader):
             yield from states
 
     def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
-        request = command_service_pb2.WatchCommandRequest(command_id=command_id)
+        request = build(command_service_pb2.WatchCommandRequest, command_id=command_id)
         call = self._connection.stream(self._commands.WatchCommand, request, timeout_s)
         with closing(call) as stream:
             for response in stream:
@@ -236,7 +248,7 @@ class Watcher(Reader):
         return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
 
     def _watch_workload(self, workload_id: str, timeout_s: float | None) -> Generator[Workload]:
-        request = workload_service_pb2.WatchWorkloadsRequest(workload=workload_id)
+        request = build(workload_service_pb2.WatchWorkloadsRequest, workload=workload_id)
         call = self._connection.stream(self._workloads.WatchWorkloads, request, timeout_s)
         with closing(call) as stream:
             for response in stream:
@@ -277,8 +289,11 @@ class Watcher(Reader):
             return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
         def open_stream() -> Generator[ReadWorkloadOutputResponse]:
-            request = workload_service_pb2.ReadWorkloadOutputRequest(
-                workload=workload_id, offset=position, follow=follow
+            request = build(
+                workload_service_pb2.ReadWorkloadOutputRequest,
+                workload=workload_id,
+                offset=position,
+                follow=follow,
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 

@@ -16,6 +16,7 @@ from leasehold_client.coordinator.request_options import RequestOptions
 from leasehold_client.coordinator.watcher import Watcher
 from leasehold_client.errors import NoCoordinatorError
 from leasehold_client.messages import duration, suspend_operation
+from leasehold_client.request_fields import build
 
 
 class _CreateRequest(Protocol):
@@ -50,7 +51,8 @@ class WorkerChanges(Watcher):
         Returns:
             The commands in order, and the refusal of each workload that can't be suspended.
         """
-        request = workload_service_pb2.SuspendWorkerRequest(
+        request = build(
+            workload_service_pb2.SuspendWorkerRequest,
             worker=worker,
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
@@ -79,11 +81,14 @@ class WorkerChanges(Watcher):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
             options: :class:`RequestOptions`.
         """
-        request = workload_service_pb2.DeleteCheckpointsRequest(
+        request = build(
+            workload_service_pb2.DeleteCheckpointsRequest,
             worker=worker,
             timeout=duration(timeout_s),
             **options,
-            operation=operation_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
+            operation=build(
+                operation_pb2.DeleteCheckpointsOperation, checkpoint_ids=checkpoint_ids, force=force
+            ),
         )
         response = self._create(self._workloads.DeleteCheckpoints, request)
         return response.command
@@ -108,8 +113,11 @@ class WorkerChanges(Watcher):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
             options: :class:`RequestOptions`.
         """
-        operation = operation_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
-        request = fleet_service_pb2.CordonRequest(
+        operation = build(
+            operation_pb2.CordonOperation, gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by
+        )
+        request = build(
+            fleet_service_pb2.CordonRequest,
             worker=worker,
             operation=operation,
             timeout=duration(timeout_s),
@@ -134,9 +142,10 @@ class WorkerChanges(Watcher):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
             options: :class:`RequestOptions`.
         """
-        request = fleet_service_pb2.UncordonRequest(
+        request = build(
+            fleet_service_pb2.UncordonRequest,
             worker=worker,
-            operation=operation_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
+            operation=build(operation_pb2.UncordonOperation, gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
             **options,
         )
@@ -159,9 +168,10 @@ class WorkerChanges(Watcher):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
             options: :class:`RequestOptions`.
         """
-        request = fleet_service_pb2.ResetGpuHealthRequest(
+        request = build(
+            fleet_service_pb2.ResetGpuHealthRequest,
             worker=worker,
-            operation=operation_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
+            operation=build(operation_pb2.ResetGpuHealthOperation, gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
             **options,
         )
@@ -179,7 +189,7 @@ class WorkerChanges(Watcher):
         Raises:
             LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
         """
-        request = fleet_service_pb2.DeleteWorkerRequest(worker=worker)
+        request = build(fleet_service_pb2.DeleteWorkerRequest, worker=worker)
         # Once: a repeated call would not find the worker.
         return self._connection.once(self._fleet.DeleteWorker, request)
 

@@ -18,6 +18,7 @@ from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec, Work
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local.worker import Deadline, LocalWorker, NoWorkerError, check_access
 from leasehold_client.messages import duration
+from leasehold_client.request_fields import build
 
 RESUME_TIMEOUT_S: Final = 30.0
 """How long a restart of the worker is tolerated. The worker revokes the lease after the same time."""
@@ -219,14 +220,17 @@ def claim(
         UsageError: ``wait_s`` is negative, infinite or more than 1e9.
         NoWorkerError: No worker answers.
     """
-    spec = WorkloadSpec(
-        resources=resources if resources is not None else Resources(gpu_count=gpus),
+    spec = build(
+        WorkloadSpec,
+        resources=resources if resources is not None else build(Resources, gpu_count=gpus),
         priority=priority,
         helper=helper,
         eviction=eviction,
         hooks=hooks,
     )
-    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_STREAM)
+    opened = build(
+        ClaimOpen, name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_STREAM
+    )
     check_access(socket)
     with LocalWorker(socket, Deadline(opened).connect_timeout_s) as worker:
         lease = LocalLease(worker, ClaimRequest(open=opened), on_waiting)

@@ -25,6 +25,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.config import SOCKET_PATH_LIMIT_BYTES, SOCKET_VARIABLE, state_directory
 from leasehold_client.errors import LeaseholdError, UsageError, decode_refusal
+from leasehold_client.request_fields import build
 
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
@@ -198,7 +199,7 @@ class LocalWorker:
 
     def release(self, workload: str) -> Workload:
         """Releases a claim or an adopted process, by workload id or name, or by lease id."""
-        request = local_service_pb2.ReleaseRequest(workload=workload)
+        request = build(local_service_pb2.ReleaseRequest, workload=workload)
         with self._decoded():
             return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
 

@@ -72,6 +72,11 @@ def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) ->
             call()
 
 
+def test_an_offset_out_of_range_is_a_usage_error(scripted: ScriptedCoordinator) -> None:
+    with Client(scripted.address) as client, pytest.raises(UsageError, match="invalid offset 1000"):
+        next(client.output("one", offset=10**30))
+
+
 def piece_by_piece(
     request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
 ) -> Iterator[ReadWorkloadOutputResponse]:

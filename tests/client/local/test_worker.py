@@ -338,3 +338,18 @@ def test_the_wait_ends_before_the_time_of_a_restart_is_over(
     error = end_of(wait, scripted_path, 0.5)
     assert isinstance(error, NoWorkerError)
     assert error.message.startswith(f"no worker answers at {scripted_path} (Socket closed): ")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: claim(gpus=2**40, socket=path).__enter__(),
+        lambda path: claim(priority=2**40, socket=path).__enter__(),
+        lambda path: claim(name="\ud800", socket=path).__enter__(),
+        lambda path: LocalWorker(path).release("\ud800"),
+    ],
+    ids=["gpus", "priority", "name", "release"],
+)
+def test_a_value_that_no_request_holds_is_a_usage_error(call: Callable[[Path], object], path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^invalid "):
+        call(path)

@@ -125,11 +125,22 @@ def workload_state(workload: Workload) -> str:
         return _reported_state(workload)
     if not workload.HasField("report_time"):
         seen = "not reported since the coordinator started"
-    elif workload.report_time.ToNanoseconds() < workload.create_time.ToNanoseconds():
+    elif _is_unreported(workload):
         seen = "not reported yet"
     else:
         seen = f"as of {time_text(workload.report_time)}"
     return f"{_reported_state(workload)}({seen})"
+
+
+def readiness(workload: Workload) -> str:
+    """``ready``, or the last known state if the worker of a ready workload is out of contact."""
+    return workload_state(workload) if workload.out_of_contact else "ready"
+
+
+def _is_unreported(workload: Workload) -> bool:
+    """Whether a new workload was created after the last report of its worker."""
+    is_new = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
+    return is_new and workload.report_time.ToNanoseconds() < workload.create_time.ToNanoseconds()
 
 
 def _reported_state(workload: Workload) -> str:

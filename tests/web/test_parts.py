@@ -1,6 +1,7 @@
 """Parts of the server without a server: what waits for a browser, sessions, and messages as JSON."""
 
 import asyncio
+import errno
 import json
 import re
 import time
@@ -64,7 +65,7 @@ class Doors:
         async def leave() -> None:
             self.left += 1
 
-        return Entry(caller, api, object(), b"kept", leave)
+        return Entry(caller, api, object(), caller.encode(), leave)
 
     async def by_token(self, token: str, address: str) -> Entry:
         return self.entry()
@@ -75,8 +76,7 @@ class Doors:
     async def again(self, kept: bytes) -> Entry:
         if self.refuses:
             raise LoginRefusedError("the certificate was revoked")
-        assert kept == b"kept"
-        return self.entry()
+        return self.entry(kept.decode())
 
 
 def refused(reason: str) -> grpc.aio.AioRpcError:
@@ -198,6 +198,48 @@ def test_a_logout_whose_browser_leaves_survives_a_restart(tmp_path: Path) -> Non
         assert await later.find(session_id) is None
 
     asyncio.run(story())
+
+
+def test_a_logout_on_a_full_disk_survives_a_restart(tmp_path: Path) -> None:
+    path, full = tmp_path / "sessions", False
+
+    def write_if_free(file: Path, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
+
+    async def story() -> None:
+        nonlocal full
+        doors = Doors()
+        live = Sessions(doors, path, write_if_free)
+        session_id = await live.open(doors.entry())
+        session = await live.find(session_id)
+        assert session is not None
+        full = True
+        await live.close(session)
+        later = Sessions(doors, path, write_if_free)
+        await later.load()
+        assert await later.find(session_id) is None
+
+    asyncio.run(story())
+
+
+def test_sessions_of_an_earlier_run_count(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sessions, "SESSIONS_PER_CALLER", 2)
+
+    async def story(limit: int, expected: list[bool]) -> None:
+        monkeypatch.setattr(sessions, "SESSION_LIMIT", limit)
+        doors, path = Doors(), tmp_path / f"sessions-{limit}"
+        opened: list[str] = []
+        for _ in range(3):  # each a run
+            live = Sessions(doors, path, write)
+            await live.load()
+            opened += [await live.open(doors.entry("user/ann")), await live.open(doors.entry("user/bob"))]
+        assert [await live.find(one) is not None for one in opened] == expected
+        assert len(live._live) == 4
+
+    asyncio.run(story(4, [False, False, True, True, True, True]))  # those that were used longest ago
+    asyncio.run(story(6, [True, True, True, True, False, False]))  # two of each caller
 
 
 def test_unknown_is_absent_and_never_zero() -> None:

@@ -14,7 +14,7 @@ from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
 from tests.integration.fleets import make_fleet
 from tests.ports import free_port
 
-from .browsers import Complaints, expect_state, open_page, slot, state
+from .browsers import Complaints, expect_state, next_request, open_page, slot, state
 from .conftest import WebFleet
 
 
@@ -236,6 +236,31 @@ def test_another_caller_of_the_same_role_is_shown(browser: Browser, web_fleet: W
                 page.route("**/api/session", partial(answer_json, {"role": "ADMIN", **caller}))
             expect(page.locator("#who")).to_have_text(f"{shown} · admin")
             expect(page.locator("#old")).to_have_count(0)
+
+
+READ: Final = """async () => {
+  const { readSession } = await import("/static/live.js");
+  readSession();
+}"""
+
+
+@pytest.mark.long
+def test_a_late_answer_about_the_role_is_dropped(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(OFTEN_READ)
+        page.goto(f"{web_fleet.url}workloads")
+        expect(page.locator("#who")).to_contain_text("· admin")
+        page.route("**/api/session", lambda route: asked.append(route))
+        first = next_request(page, asked)
+        page.wait_for_timeout(1500)
+        assert asked == []  # one read at a time by itself
+        page.evaluate(READ)
+        answer_json({"role": "VIEWER", "identity": "a"}, next_request(page, asked))
+        expect(page.locator("#who")).to_have_text("a · viewer")
+        answer_json({"role": "OPERATOR", "identity": "a"}, first)
+        page.wait_for_timeout(300)
+        expect(page.locator("#who")).to_have_text("a · viewer")
 
 
 def answer_json(document: object, route: Route) -> None:

@@ -111,11 +111,7 @@ class Sessions:
         session_id = secrets.token_urlsafe(ID_BYTES)
         session = Session(_digest(session_id), entry, time.time() + SESSION_LIFE_S)
         self._live[session.digest] = session
-        of_caller = [one for one in self._live.values() if one.entry.caller == entry.caller]
-        if len(of_caller) > SESSIONS_PER_CALLER:
-            await self.close(of_caller[0])
-        while len(self._live) > SESSION_LIMIT:
-            await self.close(next(iter(self._live.values())))
+        await self._bound(session)
         await self._finish(self._save())  # a write that is cancelled could replace a later one
         return session_id
 
@@ -137,7 +133,19 @@ class Sessions:
         if time.time() >= session.expire_s:
             await self.close(session)
             return None
+        if earlier is not None:
+            await self._bound(session)
         return session
+
+    async def _bound(self, latest: Session) -> None:
+        """Ends sessions that were used longest ago, if there are too many with a new one."""
+        of_caller = [one for one in self._live.values() if one.entry.caller == latest.entry.caller]
+        if len(of_caller) > SESSIONS_PER_CALLER:
+            await self.close(of_caller[0])
+        while self._earlier and len(self._live) + len(self._earlier) > SESSION_LIMIT:
+            del self._earlier[next(iter(self._earlier))]
+        while len(self._live) > SESSION_LIMIT:
+            await self.close(next(iter(self._live.values())))
 
     async def close(self, session: Session) -> None:
         """Ends a session, and its streams.
@@ -174,8 +182,14 @@ class Sessions:
             data = msgspec.json.encode([*self._earlier.values(), *live])
             try:
                 await asyncio.to_thread(self._replace_file, self._path, data)
-            except OSError as error:  # the sessions end with the process
-                logger.warning("%s can't be written: %s", self._path, error.strerror)
+            except OSError as error:
+                logger.warning(
+                    "%s can't be written (%s), so browsers must log in again after a restart",
+                    self._path,
+                    error.strerror,
+                )
+                with suppress(OSError):  # the former file may have a session that has ended since
+                    await asyncio.to_thread(self._path.unlink, missing_ok=True)
 
 
 def _digest(session_id: str) -> str:

@@ -38,7 +38,7 @@ from leasehold_client.errors import (
     NoCoordinatorError,
     WaitTimeoutError,
 )
-from leasehold_client.messages import command_state, operation_name, reason_name
+from leasehold_client.messages import command_state, operation_name, readiness, reason_name
 
 ATTEMPTS: Final = 8
 """Attempts of a command that is rejected as NOT_READY. A remap may wait for several workloads in turn."""
@@ -121,11 +121,11 @@ def _attempts(
 def conclude_ready(client: Client, workload: Workload, options: CommandOptions, limit_s: float) -> None:
     """Waits until a started workload is ready, and prints that it is ready."""
     try:
-        client.wait_workload(workload.workload_id, timeout_s=max(0.0, limit_s))
+        ready = client.wait_workload(workload.workload_id, timeout_s=max(0.0, limit_s))
     except KeyboardInterrupt:
         interrupted(f"{workload.name} continues: `leasehold get workloads` shows its state")
     if options.is_told:
-        standard_output.echo(f"{workload.name}: ready")
+        standard_output.echo(f"{workload.name}: {readiness(ready)}")
 
 
 def _wait_ready(client: Client, command: Command, limit_s: float, options: CommandOptions) -> None:

@@ -101,7 +101,7 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     """
     from leasehold_client.coordinator.workload_watch import STATES
     from leasehold_client.display.documents import echo_message
-    from leasehold_client.messages import workload_state
+    from leasehold_client.messages import readiness, workload_state
 
     if condition not in ("ready", "ended", *STATES):
         raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
@@ -128,8 +128,7 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         except KeyboardInterrupt:
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":
-            is_ready = condition == "ready" and not found[-1].out_of_contact
-            echo(f"{label}: {'ready' if is_ready else workload_state(found[-1])}")
+            echo(f"{label}: {(readiness if condition == 'ready' else workload_state)(found[-1])}")
     if output != "table" and len(chosen) == 1 and not selection.is_search:
         echo_message(found[0], output)
     else:

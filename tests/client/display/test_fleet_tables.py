@@ -130,17 +130,21 @@ def test_no_workloads_are_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.CaptureFixture[str]) -> None:
-    seen, unheard, new = workload("one"), workload("two"), workload("three")
-    seen.out_of_contact = unheard.out_of_contact = new.out_of_contact = True
-    seen.report_time.FromSeconds(1_800_000_000)
-    new.report_time.CopyFrom(seen.report_time)
-    new.create_time.FromSeconds(1_800_000_001)
-    echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard, new])
+    seen, unheard, new, ahead = (workload(name) for name in ("one", "two", "three", "four"))
+    for one in (seen, unheard, new, ahead):
+        one.out_of_contact = True
+    for one in (seen, new, ahead):
+        one.report_time.FromSeconds(1_800_000_000)
+    for one in (new, ahead):  # the create time of a local claim is by the worker's clock
+        one.create_time.FromSeconds(1_800_000_001)
+    new.status.state = workload_pb2.WORKLOAD_STATE_PENDING
+    echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard, new, ahead])
     _, *rows = columns(capsys.readouterr().out)
     assert [row[1] for row in rows] == [
         "RUNNING(as of 2027-01-15T08:00:00Z)",
         "RUNNING(not reported since the coordinator started)",
-        "RUNNING(not reported yet)",
+        "PENDING(not reported yet)",
+        "RUNNING(as of 2027-01-15T08:00:00Z)",
     ]
 
 

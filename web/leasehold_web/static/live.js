@@ -31,6 +31,9 @@ const LATE_MS = 1000; // how long a window that is shown again connects before i
 const SILENT_MS = 25000; // how long a stream may tell nothing
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const listeners = new Set();
+let reads = 0; // of the session
+let reading = 0; // reads under way
+let latestRead = 0; // the number of the latest read that was answered
 const ended = new Set(); // the ids of ended workloads, the first that ended first
 let changed = new Map();
 let isScheduled = false;
@@ -77,11 +80,23 @@ export function areOld(changes, kind, id) {
   return changes.has("gap") || [...(changes.get(kind) ?? [])].some(isGone);
 }
 
+async function readUnderWay() {
+  reading += 1;
+  try {
+    return await ask("/api/session");
+  } finally {
+    reading -= 1;
+  }
+}
+
 // Reads the caller and its role anew.
 export async function readSession() {
-  const before = live.session;
+  const mine = ++reads;
   const askedAt = Date.now();
-  const { time, full = "", ...session } = await ask("/api/session");
+  const { time, full = "", ...session } = await readUnderWay();
+  if (mine < latestRead) return; // the answer is old
+  latestRead = mine;
+  const before = live.session;
   learnTime(time, askedAt, Date.now());
   if (!live.isConnected && (full || live.problem !== null)) fail(full);
   live.session = { identity: "", role: "", ...session };
@@ -98,7 +113,7 @@ export async function readSession() {
 export async function connect() {
   await readSession();
   addStream({ open: shown, close: rest });
-  setInterval(() => document.visibilityState === "visible" && live.isConnected && readSession().catch(() => {}), SESSION_MS);
+  setInterval(() => document.visibilityState === "visible" && live.isConnected && !reading && readSession().catch(() => {}), SESSION_MS);
   setInterval(() => {
     if (source && now() - heardAt > SILENT_MS) lose();
   }, 5000);

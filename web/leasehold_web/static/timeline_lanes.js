@@ -17,7 +17,7 @@ export function drawLanes(context, width, { labels, xOf }, colours, commands, ev
   context.clip();
   const taken = Array(LANES).fill(-Infinity); // until which x each lane is taken
   const present = Math.min(now(), staleSince() ?? Infinity);
-  const endOf = ({ state, worker_id }) => (state === "UNKNOWN" ? Math.min(present, knownUntil(worker_id) ?? Infinity) : present);
+  const endOf = ({ state, worker_id }) => (state === "UNKNOWN" ? Math.min(present, knownUntil(worker_id) || Infinity) : present);
   for (const command of [...commands].sort((a, b) => a.create_time - b.create_time)) {
     const x1 = xOf(command.create_time);
     // A user does not see the end of others' commands. Such a bar is short.

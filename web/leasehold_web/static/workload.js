@@ -97,7 +97,7 @@ export function show(main, id) {
       document.title = `${workload.name} · Leasehold`;
       const status = workload.status ?? {};
       replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, stateText(workload)),
-        workload.out_of_contact && h("span", { class: "badge" }, "last known, ", workload.report_time ? age(workload.report_time) : "before a restart"),
+        workload.out_of_contact && h("span", { class: "badge" }, ...lastKnown(workload)),
         h("div", { class: "actions" }, workloadActions(workload)));
       replace(facts, h("h2", {}, "State"), stateFacts(workload));
       replace(spec, h("h2", {}, "Specification"), specFacts(workload));
@@ -146,6 +146,12 @@ export function show(main, id) {
 
   load();
   return leave;
+}
+
+// A workload may be newer than the last report of its worker.
+function lastKnown({ report_time: time, create_time: created, status }) {
+  if (!time) return ["last known, before a restart"];
+  return status?.state === "PENDING" && time < created ? ["not reported yet"] : ["last known, ", age(time)];
 }
 
 function stateFacts(workload) {

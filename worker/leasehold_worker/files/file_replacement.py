@@ -10,12 +10,12 @@ MODE: Final = 0o600
 def replace_file(path: Path, data: bytes) -> None:
     """Writes a file that only the worker's user can read. The file is on disk before this returns.
 
-    A crash leaves the former file or the new one.
+    A crash or an error leaves the former file or the new one. A file has one writer at a time.
 
     Raises:
-        OSError: The file can't be written. The former one stays.
+        OSError: The file can't be written.
     """
-    fresh = path.with_suffix(".new")
+    fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)  # of a crash
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     with open(descriptor, "wb") as file:

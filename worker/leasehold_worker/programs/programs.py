@@ -414,13 +414,13 @@ def abandon(folder: Path) -> bool:
     """Abandons a start that may be running. False: the program was started before."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{shim.PROCESS_FILE}.{uuid.uuid4().hex}"
-    fresh.write_text("given up\n")
     try:
+        fresh.write_text("given up\n")
         os.link(fresh, folder / shim.PROCESS_FILE)
     except FileExistsError:
         return launched(folder) is None
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
     return True
 
 

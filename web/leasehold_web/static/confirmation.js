@@ -134,11 +134,11 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       hasChanged = true;
       told.textContent = CHANGED_VIEW;
     }
-    if (isRefusedForNow && !needsPlan && !isSenseless?.(...subjectsNow())) {
+    const hadFocus = document.activeElement;
+    if (isRefusedForNow && !isSenseless?.(...subjectsNow())) {
       forgetRefusal(); // a change may have ended its reason
       yes.disabled = false;
     }
-    const hadFocus = document.activeElement;
     if (needsPlan && !aborted.signal.aborted) yes.disabled = true;
     dryRun.show(plansNow());
     if (hadFocus === yes || !hadFocus.isConnected) body.focus({ preventScroll: true }); // the user decides anew

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import resource
+import warnings  # noqa: F401 - os.execvpe imports it, and the user may not be permitted to read Python's files
 
 from leasehold_worker.programs.error_text import error_text
 

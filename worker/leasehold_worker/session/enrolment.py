@@ -115,20 +115,19 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
         StartError: The coordinator refused or does not answer, or the answer can't be stored.
     """
     try:
-        enrolment = _join(ticket, state_directory, f"{WORKER_KIND}/{name}", gpu_uuids)
+        _join(ticket, state_directory, f"{WORKER_KIND}/{name}", gpu_uuids)
     except RefusedError as error:
         raise StartError(f"{WORKER_KIND}/{name} can't join: {error}") from None
     except OSError as error:
         raise StartError(
             f"the certificate can't be stored ({error.strerror}): check the state directory's disk"
         ) from error
-    logger.info("%s has joined; the certificate is in the state directory", enrolment.identity)
 
 
 def _join(
     ticket: JoinTicket, state_directory: StateDirectory, identity: str, gpu_uuids: Sequence[str]
-) -> Enrolment:
-    """Joins as an identity, and returns what is stored then.
+) -> None:
+    """Joins as an identity, unless the ticket was used or is needless.
 
     Raises:
         RefusedError: The coordinator refused or does not answer.
@@ -137,7 +136,7 @@ def _join(
     digest = hashlib.sha256(ticket.secret).hexdigest()
     enrolment = state_directory.enrolment() or Enrolment()
     if enrolment.ticket_digest == digest or _is_needless(ticket, enrolment, identity):
-        return enrolment
+        return
     if enrolment.next_ticket != digest:
         enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket=digest)
     request = JoinRequest(
@@ -160,7 +159,7 @@ def _join(
         ticket_digest=digest,
     )
     state_directory.save_enrolment(joined)
-    return joined
+    logger.info("%s has joined; the certificate is in the state directory", identity)
 
 
 def _is_needless(ticket: JoinTicket, enrolment: Enrolment, identity: str) -> bool:

@@ -196,6 +196,28 @@ def test_a_dialog_that_opens_while_the_view_loads_plans_once_it_is_complete(
 
 
 @pytest.mark.long
+def test_a_refused_action_is_planned_again_after_a_change(browser: Browser, web_fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    busy = {"reason": "BUSY", "message": "command c-1 has not ended"}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: route.fulfill(status=409, json=busy))
+        begin(page)
+        page.evaluate("tell", {"changes": [workload("RUNNING", 1, "GPU-0")], "state": {}})
+        page.evaluate(OPEN, "Suspend")
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+        suspend.click()
+        expect(page.locator("dialog .box.bad")).to_contain_text("c-1 has not ended. Ask again")
+        page.evaluate("tell", {"changes": [workload("RUNNING", 2, "GPU-0")], "state": {}})
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["second"]}]})
+        expect(page.locator("dialog .plan .steps li")).to_have_text("second")
+        expect(page.locator("dialog .box.bad")).to_have_count(0)
+        expect(suspend).to_be_enabled()
+        expect(page.locator("dialog .body")).to_be_focused()
+
+
+@pytest.mark.long
 def test_a_dialog_tells_that_a_workload_of_its_plan_has_ended_or_was_deleted(
     browser: Browser, fleet: WebFleet
 ) -> None:

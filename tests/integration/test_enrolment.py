@@ -186,6 +186,8 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     assert "user/alice: logged in to localhost:" in login(fleet, "user/alice")
     contexts = fleet.folder / "XDG_CONFIG_HOME/leasehold/contexts.json"
     assert contexts.stat().st_mode & 0o777 == 0o600
+    again = ("login", "--token", str(fleet.folder / "alice.token"))
+    assert "the token was used before, and its certificate is valid" in fleet.cli(*again).stdout
     assert by_context(fleet, "whoami").startswith("user/alice: no role")
     assert "service/slurm: logged in" in login(fleet, "service/slurm", "--context", "batch")
     assert by_context(fleet, "whoami").startswith("service/slurm:")
@@ -196,6 +198,10 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     assert re.search(r"^\* +alice +user/alice", by_context(fleet, "context", "list"), re.MULTILINE)
     by_context(fleet, "context", "use", "-")
     assert re.search(r"^ +alice +user/alice", by_context(fleet, "context", "list"), re.MULTILINE)
+    fleet.cli("ca", "revoke", "user/alice")
+    refused = fleet.cli(*again, code=1)
+    assert "user/alice is blocked" in refused.stderr
+    assert not refused.stdout
     by_context(fleet, "context", "delete", "alice")
     assert "alice" not in by_context(fleet, "context", "list")
     assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)

@@ -279,7 +279,10 @@ def test_an_uncordon_tells_which_gpus_get_no_new_lease(browser: Browser, web_fle
         expect(page.locator("#who")).to_contain_text("admin")
         steps = page.locator("dialog .steps li")
         again = "New leases are granted again."
-        unhealthy = "Unhealthy GPUs get no new lease: alpha/2 (double bit ecc)."
+        unhealthy = (
+            "Unhealthy GPUs get no new lease until their repair and a reset: alpha/2 (double bit ecc). "
+            "After the repair: leasehold gpu reset-health alpha/2"
+        )
         tell()
         page.evaluate(UNCORDON, ["worker-a", "GPU-1"])
         expect(steps).to_have_text([again])

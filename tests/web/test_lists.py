@@ -112,6 +112,25 @@ def test_a_screen_reader_hears_what_matches_and_no_equal_count(
 
 
 @pytest.mark.long
+def test_a_failed_hook_is_marked_and_found(browser: Browser, web_fleet: WebFleet) -> None:
+    status = {"state": "RUNNING", "error": {"reason": "HOOK_FAILED"}, "lease": {"gpu_uuids": ["GPU-1"]}}
+    row = {"workload_id": "w-1", "name": "one", "worker_id": "worker-a", "create_time": 1, "status": status}
+    gpu = {"uuid": "GPU-1", "worker_id": "worker-a", "slot": 0, "state": "LEASED", "workload_id": "w-1"}
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}
+    changes = [["worker", "worker-a", worker], ["gpu", "GPU-1", gpu], ["workload", "w-1", row]]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        for path, found in (("", ".host"), ("workloads", ".page tbody tr")):
+            page.goto(f"{web_fleet.url}{path}")
+            page.wait_for_function("() => Boolean(window.source?.onmessage)")
+            page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+            expect(page.locator(found)).to_contain_text("hook failed")
+            page.fill("input[type=search]", "hook failed")
+            expect(page.locator("#announcer")).to_have_text(re.compile("Matching (hosts|workloads): 1"))
+            expect(page.locator(found)).to_contain_text("hook failed")
+
+
+@pytest.mark.long
 def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.goto(f"{web_fleet.url}workloads")

@@ -19,6 +19,7 @@ from leasehold_client.coordinator.connection import (
     maybe_stored,
     too_many_pages,
 )
+from leasehold_client.coordinator.open_streams import OpenStreams
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 __all__ = ["CALL_TIMEOUT_S", "PAGE_SIZE", "AsyncConnection"]
@@ -63,6 +64,7 @@ class AsyncConnection:
     ) -> None:
         self._caller = CallerChannel(address, context, on_behalf_of)
         self._on_wait = on_wait
+        self._streams = OpenStreams()
         self.has_changed = False
         late: object = _LateChannel(self._caller)  # has what stubs use
         self.channel = cast("grpc.aio.Channel", late)
@@ -156,22 +158,26 @@ class AsyncConnection:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
         Raises a transient error when the certificate of the stream is to be renewed.
+
+        Raises:
+            UsageError: The client has too many open streams.
         """
-        _, metadata = await self._caller.present()
-        limit = self._caller.limit(timeout_s)
-        call = method(request, timeout=limit.timeout_s, metadata=metadata)
-        try:
-            async for response in call:
-                yield response
-        except asyncio.CancelledError:
-            self._refuse_if_closed()
-            raise
-        except grpc.RpcError as error:
-            self._refuse_if_closed()
-            found = await self._call_error(error)
-            raise await asyncio.to_thread(limit.error, found) from None
-        finally:
-            call.cancel()
+        with self._streams.entered():
+            _, metadata = await self._caller.present()
+            limit = self._caller.limit(timeout_s)
+            call = method(request, timeout=limit.timeout_s, metadata=metadata)
+            try:
+                async for response in call:
+                    yield response
+            except asyncio.CancelledError:
+                self._refuse_if_closed()
+                raise
+            except grpc.RpcError as error:
+                self._refuse_if_closed()
+                found = await self._call_error(error)
+                raise await asyncio.to_thread(limit.error, found) from None
+            finally:
+                call.cancel()
 
     def _refuse_if_closed(self) -> None:
         """Tells a call that the close of its client has ended from one whose task is cancelled."""

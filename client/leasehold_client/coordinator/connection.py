@@ -15,6 +15,7 @@ from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator, p
 from leasehold_client.contexts import Context, environment_context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
+from leasehold_client.coordinator.open_streams import OpenStreams
 from leasehold_client.coordinator.renewing_channel import RenewedContext, RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, is_unsent, repeat
 from leasehold_client.coordinator.stream_limit import StreamLimit
@@ -48,6 +49,8 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
+    # Each client has a connection of its own, and with it all places of calls.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
@@ -97,6 +100,7 @@ class Connection:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
         self._is_closed = False
+        self._streams = OpenStreams()
         self.has_changed = False
         self._certificate = certificate_file(self.address) if found is None else None
         self._renewed = RenewedContext(found) if found is not None else None
@@ -195,11 +199,14 @@ class Connection:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
         Raises a transient error when the certificate of the stream is to be renewed.
+
+        Raises:
+            UsageError: The client has too many open streams.
         """
         opened = self._renewed.present() if self._renewed is not None else None
         limit = StreamLimit(self._renewed, opened, timeout_s)
         try:
-            with self._converted():
+            with self._streams.entered(), self._converted():
                 call = method(request, timeout=limit.timeout_s)
                 try:
                     yield from call

@@ -267,7 +267,7 @@ function effectsOfUncordon(worker, uuids) {
   return [
     (left.length > 0 || !gpus.length) && (staysClosed ? `The host ${workerName(worker)} stays cordoned, so no new lease is granted.` : "New leases are granted again."),
     cordoned.length > 0 && `GPUs with a cordon of their own stay cordoned: ${cordoned.map(({ uuid }) => placeOf(uuid)).join(", ")}.`,
-    faulty.length > 0 && `Unhealthy GPUs get no new lease: ${faulty.map(({ uuid, health }) => `${placeOf(uuid)} (${lower(health)})`).join(", ")}.`,
+    faulty.length > 0 && `Unhealthy GPUs get no new lease until their repair and a reset: ${faulty.map(({ uuid, health }) => `${placeOf(uuid)} (${lower(health)})`).join(", ")}. After the repair: leasehold gpu reset-health ${faulty.map(({ uuid }) => placeOf(uuid)).join(" ")}`,
   ].filter(Boolean);
 }
 

@@ -1,6 +1,6 @@
 // The filter of the fleet.
 import { live } from "/static/live.js";
-import { ENDED, PARKED } from "/static/words.js";
+import { ENDED, PARKED, stateText } from "/static/words.js";
 
 // Whether a host, its GPUs or its workloads have all words.
 export function matches(id, words) {
@@ -14,7 +14,7 @@ export function matches(id, words) {
   }
   for (const one of live.workloadsOf.get(id) ?? []) {
     const workload = live.workloads.get(one);
-    if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state, PARKED.has(workload.status?.state) && "parked");
+    if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state, stateText(workload), PARKED.has(workload.status?.state) && "parked");
   }
   const all = texts.filter(Boolean).join("\n").toLowerCase();
   return words.every((word) => all.includes(word));

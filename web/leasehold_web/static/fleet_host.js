@@ -78,10 +78,10 @@ export function isLastKnown(gpu) {
   return live.workers.get(gpu.worker_id)?.state !== "CONNECTED";
 }
 
-// The state of the workload on a GPU, unless it runs.
+// The state of the workload on a GPU, unless it runs without an error.
 function stateBeside(gpu) {
-  const state = live.workloads.get(gpu.workload_id)?.status?.state;
-  return state === "RUNNING" ? undefined : state;
+  const { state, error } = live.workloads.get(gpu.workload_id)?.status ?? {};
+  return state === "RUNNING" ? error?.reason : state;
 }
 
 function pickClass(gpu) {

@@ -36,7 +36,7 @@ export function show(main) {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const [key, one] of live.workloads) list.entries.set(key, one);
     const all = [...list.entries.values()].filter((one) => {
-      const text = `${one.name}\n${one.owner ?? ""}\n${workerName(one.worker_id)}\n${one.status?.state ?? ""}`.toLowerCase();
+      const text = `${one.name}\n${one.owner ?? ""}\n${workerName(one.worker_id)}\n${one.status?.state ?? ""}\n${stateText(one)}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
     all.sort((a, b) => ENDED.has(a.status?.state) - ENDED.has(b.status?.state) || b.create_time - a.create_time);

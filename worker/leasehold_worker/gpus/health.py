@@ -109,7 +109,10 @@ _TRUSTED: Final = frozenset(
         gpu_pb2.GPU_HEALTH_THROTTLED,
     }
 )
-_RESET: Final = "end the work on it, and reset it with nvidia-smi --gpu-reset"
+_RESET: Final = (
+    "end the work on it, reset it with nvidia-smi --gpu-reset, and then clear this verdict with `leasehold "
+    "gpu reset-health`"
+)
 
 
 def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:

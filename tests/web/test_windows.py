@@ -5,9 +5,9 @@ import signal
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from .browsers import SCRIPTED_STREAM, Complaints, expect_state, open_page
+from .browsers import SCRIPTED_STREAM, Complaints, expect_state, next_request, open_page
 from .conftest import WebFleet
 
 HIDDEN = """
@@ -108,6 +108,23 @@ def test_only_the_window_that_was_used_last_has_an_output(browser: Browser, web_
         hidden.goto(f"{web_fleet.url}workloads/w-1")
         expect(hidden.locator(".output")).to_be_attached()
         assert [one.evaluate("outputs") for one in (hidden, page)] == [0, 1]
+
+
+@pytest.mark.long
+def test_an_output_is_shown_once_the_role_is_known(browser: Browser, web_fleet: WebFleet) -> None:
+    workload = {"workload_id": "w-1", "name": "one", "status": {"state": "RUNNING"}}
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        answer = {"workload": workload, "commands": [], "events": []}
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.route("**/api/session", lambda route: asked.append(route))
+        page.add_init_script(OUTPUTS)
+        page.goto(f"{web_fleet.url}workloads/w-1")
+        expect(page.locator("h1")).to_contain_text("one")
+        expect(page.locator(".output")).to_have_count(0)
+        next_request(page, asked).continue_()
+        expect(page.locator(".output")).to_be_attached()
+        page.wait_for_function("() => outputs === 1")
 
 
 @pytest.mark.long

@@ -88,9 +88,9 @@ export function show(main, id) {
     const parts = [facts, spec, lane, commands, events];
     const checkpoints = h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), h("p", { class: "muted" }, "Asking its worker…"));
     parts.push(checkpoints);
-    const output = mayActOn(found.workload) ? outputCard(key) : null;
-    if (output) parts.push(output.element);
-    replace(page, title, h("div", { class: "cards" }, parts));
+    const cards = h("div", { class: "cards" }, parts);
+    let output = null; // until the role is known, which may be after the first answer
+    replace(page, title, cards);
     const draw = () => {
       const workload = live.workloads.get(key) ?? found.workload;
       found.workload = workload;
@@ -101,6 +101,10 @@ export function show(main, id) {
         h("div", { class: "actions" }, workloadActions(workload)));
       replace(facts, h("h2", {}, "State"), stateFacts(workload));
       replace(spec, h("h2", {}, "Specification"), specFacts(workload));
+      if (!output && mayActOn(workload)) {
+        output = outputCard(key);
+        cards.append(output.element);
+      }
     };
     const drawCommands = () => {
       const all = new Map(found.commands.map((one) => [one.command_id, one]));

@@ -157,10 +157,9 @@ class AsyncConnection:
     ) -> AsyncGenerator[Response]:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
-        Raises a transient error when the certificate of the stream is to be renewed.
-
         Raises:
             UsageError: The client has too many open streams.
+            RenewalDueError: The certificate of the stream is to be renewed. The error is transient.
         """
         with self._streams.entered():
             _, metadata = await self._caller.present()

@@ -119,7 +119,7 @@ def _attempts(
 
 
 def conclude_ready(client: Client, workload: Workload, options: CommandOptions, limit_s: float) -> None:
-    """Waits until a started workload is ready, and prints that it is ready."""
+    """Waits until a started workload is ready, and prints its readiness."""
     try:
         ready = client.wait_workload(workload.workload_id, timeout_s=max(0.0, limit_s))
     except KeyboardInterrupt:

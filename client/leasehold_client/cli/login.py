@@ -83,7 +83,7 @@ def login(source: str, name: str, context: str) -> None:
 
 
 def _require_accepted(context: Context) -> None:
-    """Asks the coordinator whether it accepts a certificate. The login with a used token does not.
+    """Requires that the coordinator accepts the certificate of a context, since a used token makes no call.
 
     Raises:
         LeaseholdError: The coordinator refuses the certificate, or does not answer.

@@ -198,10 +198,9 @@ class Connection:
     ) -> Generator[Response]:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
-        Raises a transient error when the certificate of the stream is to be renewed.
-
         Raises:
             UsageError: The client has too many open streams.
+            RenewalDueError: The certificate of the stream is to be renewed. The error is transient.
         """
         opened = self._renewed.present() if self._renewed is not None else None
         limit = StreamLimit(self._renewed, opened, timeout_s)

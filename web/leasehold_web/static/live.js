@@ -80,7 +80,7 @@ export function areOld(changes, kind, id) {
   return changes.has("gap") || [...(changes.get(kind) ?? [])].some(isGone);
 }
 
-async function readUnderWay() {
+async function askForSession() {
   reading += 1;
   try {
     return await ask("/api/session");
@@ -93,7 +93,7 @@ async function readUnderWay() {
 export async function readSession() {
   const mine = ++reads;
   const askedAt = Date.now();
-  const { time, full = "", ...session } = await readUnderWay();
+  const { time, full = "", ...session } = await askForSession();
   if (mine < latestRead) return; // the answer is old
   latestRead = mine;
   const before = live.session;

@@ -86,6 +86,6 @@ def write_enrolment(directory: Path, enrolment: Enrolment) -> None:
     """Replaces the enrolment. It is on disk before this returns, whole or not at all.
 
     Raises:
-        OSError: The file can't be written. The old one stays.
+        OSError: The file can't be written.
     """
     replace_file(directory / NAME, msgspec.json.encode(enrolment))

@@ -42,7 +42,7 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
     A command is rolled back. If it is past its point of no return, it is finished instead, and the exit
     code is 1.
     """
-    from leasehold_client.cli.conclusion import conclude_cancel
+    from leasehold_client.cli.cancel_conclusion import conclude_cancel
 
     commands: list[Command] = []
     refusals: list[LeaseholdError] = []

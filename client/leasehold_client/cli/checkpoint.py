@@ -34,7 +34,8 @@ def checkpoint(client: Client, selection: Selection, dry_run: bool, options: Com
     An application must implement leasehold_client.kernel. With --all, -l or --filter, the workloads with such
     an application are searched.
     """
-    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
+    from leasehold_client.cli.conclusion import conclude, conclude_all
+    from leasehold_client.cli.plan_conclusion import conclude_plans
 
     chosen = selection.find(client, lambda workload: workload.status.HasField("kernel"))
     if dry_run:

@@ -1,4 +1,4 @@
-"""Exit codes of the ``leasehold`` command, and the line that goes with an error."""
+"""Exit codes of the ``leasehold`` command, and the lines that go with an error."""
 
 import sys
 from collections.abc import Sequence
@@ -47,6 +47,12 @@ def not_utf8(error: UnicodeEncodeError) -> UsageError:
 def error_line(message: str, reason: str) -> str:
     """Formats an error as one line, followed by the reason unless that is empty."""
     return f"leasehold: {one_line(message)}{f' ({reason})' if reason else ''}"
+
+
+def echo_failure(lines: Sequence[str]) -> None:
+    """Prints a failure, whose first line names the program."""
+    first, *others = lines
+    echo_error(f"leasehold: {first}", *others)
 
 
 def raise_all(refusals: Sequence[LeaseholdError]) -> None:

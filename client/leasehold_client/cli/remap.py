@@ -66,7 +66,8 @@ def remap(
     One command moves all the workloads or none. A GPU is a UUID, a unique prefix of a UUID, or worker/slot.
     """
     from leasehold_client.arguments.moves import check_hosts, check_options, find_moves
-    from leasehold_client.cli.conclusion import conclude, conclude_plan
+    from leasehold_client.cli.conclusion import conclude
+    from leasehold_client.cli.plan_conclusion import conclude_plan
 
     check_options(workloads, pairs, to, swap=swap)
     with gpus_to_name(client) as gpus:

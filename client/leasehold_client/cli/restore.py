@@ -77,7 +77,8 @@ def restore(
     `leasehold wake` and `leasehold restore` are the same.
     """
     from leasehold_client.arguments.moves import check_host
-    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
+    from leasehold_client.cli.conclusion import conclude, conclude_all
+    from leasehold_client.cli.plan_conclusion import conclude_plans
     from leasehold_client.messages import PARKED
 
     chosen = selection.find(client, lambda workload: workload.status.state in PARKED)

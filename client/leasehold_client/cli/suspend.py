@@ -93,7 +93,8 @@ def suspend(
     holds GPUs of the worker is suspended, the oldest first. A workload that can't be suspended is reported
     and does not delay the others.
     """
-    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
+    from leasehold_client.cli.conclusion import conclude, conclude_all
+    from leasehold_client.cli.plan_conclusion import conclude_plans
 
     if worker is not None:
         if selection.names or selection.is_search or dry_run or hold_for_s is not None:

@@ -30,7 +30,7 @@ try:
             except LeaseholdError as error:  # the others are restored all the same
                 print(f"workload {command.workload_id}: {error}")
         print(f"Restored workloads: {restored}.")
-        sys.exit(restored < len(ended))
+        sys.exit(restored < len(ended) + len(response.refusals))
 except LeaseholdError as error:
     sys.exit(f"suspend_host: {error}")
 except KeyboardInterrupt:

@@ -25,11 +25,13 @@ from leasehold.v1.command_pb2 import (
     CommandState,
 )
 from leasehold.v1.command_service_pb2 import WatchCommandRequest, WatchCommandResponse
+from leasehold.v1.errors_pb2 import Error
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_SUSPENDED
 from leasehold.v1.workload_service_pb2 import (
     RestoreWorkloadRequest,
     RestoreWorkloadResponse,
     SuspendWorkerResponse,
+    WorkloadRefusal,
 )
 from leasehold_client import AsyncClient
 
@@ -211,6 +213,27 @@ def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path
     assert restored == "Restored workloads: 1."
     for line, workload in ((one, "id-of-one"), (three, "id-of-three"), (two, "id-of-two")):
         assert line.startswith(f"workload {workload}: ")
+
+
+def test_a_refused_suspend_of_one_workload_fails_the_example(tmp_path: Path) -> None:
+    refusal = WorkloadRefusal(workload_id="id-of-one", error=Error(message="it never yields"))
+    with serving() as scripted:
+        scripted.answers["SuspendWorker"] = lambda request, context: SuspendWorkerResponse(refusals=[refusal])
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples/suspend_host.py"), "alpha"],
+            input="\n",
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={
+                **os.environ,
+                "LEASEHOLD_COORDINATOR": scripted.address,
+                "XDG_CONFIG_HOME": str(tmp_path),
+            },
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[0] == "workload id-of-one: it never yields"
 
 
 @pytest.mark.parametrize("at", ["prompt", "wait"])

@@ -61,6 +61,9 @@ def test_an_empty_path_is_not_the_present_directory(tmp_path: Path, monkeypatch:
         ('name = "rack/1"', "invalid worker name"),
         ('name = ""', "invalid worker name"),
         ('gpus = ["0"]', "invalid GPU UUID '0'"),
+        ("gpus = []", "gpus names no GPU: name one or more, or leave it out for all of this host's"),
+        ('labels = {"a b" = "c"}', "invalid key 'a b' in labels: use at most 128 letters"),
+        (f'labels = {{"a" = "{"b" * 4096}"}}', "labels have 4097 bytes, and the limit is 4096: give less"),
         (f"gpus = {[GPU, GPU.upper()]}", "names GPU-.* twice: name each GPU once"),
     ],
 )

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -38,6 +38,12 @@ SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7401"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Pattern of a name, as the coordinator requires: it appears in `worker/slot`."""
+
+LABEL_KEY: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,126}[A-Za-z0-9])?")
+"""Pattern of a label's key, as of a workload's."""
+
+LABELS_LIMIT_BYTES: Final = 4_096
+"""Keys and values of the labels together. Each list and watch of workers carries them."""
 
 MIN_OUTPUT_LIMIT_BYTES: Final = 65_536
 StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
@@ -263,6 +269,9 @@ def load_config(
     }.items():
         if not 0 <= number <= NUMBER_LIMIT:
             raise StartError(f"{name} {number} is out of range: give 0 to {NUMBER_LIMIT}")
+    _check_labels(config.labels)
+    if "gpus" in keys and not config.gpus:
+        raise StartError("gpus names no GPU: name one or more, or leave it out for all of this host's")
     gpus = [_gpu_uuid(text) for text in config.gpus]
     if doubled := {uuid for uuid in gpus if gpus.count(uuid) > 1}:
         raise StartError(f"gpus names {min(doubled)} twice: name each GPU once")
@@ -284,6 +293,18 @@ def _check_listener(use: str, address: str, example: str) -> None:
     host, _, port = address.rpartition(":")
     if address and not (host and port.isdecimal() and int(port) < 65536):
         raise StartError(f"the address for {use} {address!r} is not HOST:PORT: write it like {example}")
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for key in labels:
+        if not LABEL_KEY.fullmatch(key):
+            raise StartError(
+                f"invalid key {key[:64]!r} in labels: use at most 128 letters, digits, '-', '_', '.' and "
+                "'/', with a letter or digit at both ends"
+            )
+    used_bytes = sum(len(text.encode()) for label in labels.items() for text in label)
+    if used_bytes > LABELS_LIMIT_BYTES:
+        raise StartError(f"labels have {used_bytes} bytes, and the limit is {LABELS_LIMIT_BYTES}: give less")
 
 
 def _check_metrics(config: WorkerConfig) -> None:

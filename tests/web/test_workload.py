@@ -154,6 +154,17 @@ def test_an_unknown_workload_and_its_failed_rollback_are_shown_and_it_is_restore
 
 
 @pytest.mark.long
+def test_a_command_shows_the_workloads_that_it_suspended_first(browser: Browser, fleet: WebFleet) -> None:
+    gpus = str(len(fleet.fleet.client.gpus()))
+    fleet.fleet.cli("run", "--name", "big", "--gpus", gpus, "--preempt", "train", "--", "sleep", "600")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}commands")
+        shown = page.locator(".command", has_text="big")
+        expect(shown).to_contain_text("Suspended first: train.")
+        expect(shown.get_by_role("link", name="train")).to_have_attribute("href", re.compile("/workloads/"))
+
+
+@pytest.mark.long
 def test_a_wedged_workload_without_gpus_stands_beside_its_host(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("suspend", "train")
     pid = fleet.fleet.client.workload("train").status.root_pid

@@ -63,7 +63,13 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
 
 def _describe(client: Client, plural: str, name: str) -> None:
     from leasehold_client.cli.listing import targets_of
-    from leasehold_client.cli.lookups import gpus_if_known, gpus_to_name, known_checkpoints, worker_names
+    from leasehold_client.cli.lookups import (
+        gpus_if_known,
+        gpus_to_name,
+        known_checkpoints,
+        preempted_if_known,
+        worker_names,
+    )
     from leasehold_client.display import descriptions, fleet_tables, record_tables
 
     match plural:
@@ -101,7 +107,9 @@ def _describe(client: Client, plural: str, name: str) -> None:
         case _:
             command = client.command(name)
             about = record_tables.command_about(command, targets_of(client, [command]))
-            descriptions.describe_command(command, about, gpu_places(gpus_if_known(client))).echo()
+            preempted = preempted_if_known(client, list(command.result.preempted_workload_ids))
+            places = gpu_places(gpus_if_known(client))
+            descriptions.describe_command(command, about, places, preempted).echo()
             events = client.events(
                 limit=descriptions.SECTION_LIMIT, filter=f"command_id = {quoted(command.command_id)}"
             )

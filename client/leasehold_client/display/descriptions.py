@@ -224,13 +224,16 @@ def describe_gpu(gpu: FleetGpu) -> Description:
     return shown
 
 
-def describe_command(command: Command, about: str, places: Mapping[str, str]) -> Description:
+def describe_command(
+    command: Command, about: str, places: Mapping[str, str], preempted: Iterable[str]
+) -> Description:
     """The fields of a command.
 
     Args:
         command: The command.
         about: Names of its workload, GPUs or worker.
         places: Short names of GPUs by UUID.
+        preempted: Names of the workloads that it suspended first.
     """
     shown = Description()
     result = command.result
@@ -259,6 +262,7 @@ def describe_command(command: Command, about: str, places: Mapping[str, str]) ->
         shown.add("Policy", policy_text(result.policy) if result.HasField("policy") else "")
         shown.add("Released GPUs", _gpus(result.released_gpu_uuids, places))
         shown.add("Claimed GPUs", _gpus(result.claimed_gpu_uuids, places))
+        shown.add("Preempted", ", ".join(preempted))
         shown.add("Checkpoint", result.checkpoint_id)
         shown.add("Hold", result.hold_id)
     return shown

@@ -169,6 +169,16 @@ def test_a_remap_of_several_workloads_names_all_of_them(
     assert "  one, id-of-two  " in leasehold("get", "commands").stdout
 
 
+def test_a_command_names_the_workloads_that_it_suspended_first(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    ended = command(command_pb2.COMMAND_STATE_SUCCEEDED, workload_id="id-of-two")
+    fleet.answers["GetCommand"] = lambda request, context: GetCommandResponse(command=ended)
+    assert "Preempted" not in described(leasehold, "command", "c-1")
+    ended.result.preempted_workload_ids.append("id-of-one")
+    assert described(leasehold, "command", "c-1")["Preempted"] == "one"
+
+
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     for words, code, match in (
         (["events", "e-1"], 2, "events have no description"),

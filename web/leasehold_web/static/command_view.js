@@ -10,7 +10,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const isOver = CONCLUDED.has(command.state);
   return h("article", { class: "command", "data-of": command.command_id },
     h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
-      workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, targetOf(command)),
+      workloads.length ? h("span", {}, links(workloads)) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, targetOf(command)),
       h("span", { class: "badge" }, outcomeOf(command)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       !isOver && command.cancel_requested && h("span", { class: "badge" }, "cancellation requested"),
@@ -21,9 +21,19 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
     !isOver && command.state !== "UNKNOWN" && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
     command.error && command.state !== "UNKNOWN" && h("p", { class: "error" }, withNames(command.error.message)),
     command.operation?.cordon?.reason && h("p", { class: "why" }, command.operation.cordon.reason),
+    preempted(command.result?.preempted_workload_ids ?? []),
     phases(command.result ?? {}),
     command.state !== "SUCCEEDED" && members(command),
     (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, withNames(one))));
+}
+
+// The workloads that the command suspended first, and that were suspended at its end.
+function preempted(ids) {
+  return ids.length > 0 && h("p", { class: "why" }, "Suspended first: ", links(ids), ".");
+}
+
+function links(ids) {
+  return ids.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))]);
 }
 
 function outOfContact(command) {

@@ -202,6 +202,7 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     refused = fleet.cli(*again, code=1)
     assert "user/alice is blocked" in refused.stderr
     assert not refused.stdout
+    assert "*" not in by_context(fleet, "context", "list"), "a refused login makes no context the current one"
     by_context(fleet, "context", "delete", "alice")
     assert "alice" not in by_context(fleet, "context", "list")
     assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)

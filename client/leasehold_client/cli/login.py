@@ -15,7 +15,7 @@ from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.names import complete_files
 from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import warn_of_settings
-from leasehold_client.contexts import Context, read_contexts
+from leasehold_client.contexts import read_contexts
 from leasehold_client.display.standard_output import echo_done, require_open
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -74,24 +74,11 @@ def login(source: str, name: str, context: str) -> None:
         made = enrolment.login(ticket, name, context)
         done = f"logged in to {made.coordinator}"
         if made.certificate in earlier:
-            _require_accepted(made)
             done = f"the token was used before, and its certificate is valid at {made.coordinator}"
         echo_done(f"{made.identity}: {done}; the context {made.name} is the current one")
     except LeaseholdError as error:
         fail(error)
     warn_of_settings(made.name)
-
-
-def _require_accepted(context: Context) -> None:
-    """Requires that the coordinator accepts the certificate of a context, since a used token makes no call.
-
-    Raises:
-        LeaseholdError: The coordinator refuses the certificate, or does not answer.
-    """
-    from leasehold_client.coordinator.client import Client
-
-    with Client(context=context.name) as client:
-        client.who_am_i()
 
 
 def _read(source: str, limit: int) -> str:

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import AttributeOID
 from google.protobuf.message import DecodeError
+from leasehold.v1.access_service_pb2 import WhoAmIRequest
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.enrolment_service_pb2 import (
     IssuedCertificate,
     JoinRequest,
@@ -42,6 +44,12 @@ UNREACHABLE: Final = (
     "reachable from this host, or ask an admin for another token"
 )
 """The remedy of a login without an answer, which has no option for the address."""
+
+NOT_ANSWERED: Final = (
+    "the token was used before, and the coordinator must accept its certificate: check that the coordinator "
+    "runs and is reachable from this host"
+)
+"""The remedy of a login with a used token without an answer."""
 
 MAY_BE_STORED: Final = ("", "STORAGE_UNAVAILABLE", "CALL_TIMEOUT", "INTERNAL")
 """Reasons of a failed join that may be stored all the same, for the key of its request. Empty: no answer."""
@@ -83,6 +91,8 @@ def read_ticket(text: str) -> JoinTicket:
 def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
     """Gets a first certificate, stores it in a context, and makes the context current.
 
+    A used token gets no other certificate. The coordinator must accept that of the context.
+
     Args:
         ticket: The ticket of a join token.
         name: The name of the user or service, if the ticket has a pattern. Empty: that of the ticket.
@@ -113,6 +123,7 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
                 f"context delete {context_name}`"
             )
         if context.certificate and context.ticket_digest == digest:  # the same token again
+            _require_accepted(context)
             write(replace(contexts, current=context_name))
             return context
         if context.next_ticket != digest:
@@ -138,6 +149,20 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
         )
         write(replace(contexts.put(context), current=context_name))
     return context
+
+
+def _require_accepted(context: Context) -> None:
+    """Requires that the coordinator accepts the certificate of a context.
+
+    Raises:
+        LeaseholdError: The coordinator refuses the certificate, or does not answer.
+    """
+    with grpc.secure_channel(context.coordinator, context_credentials(context), options=OPTIONS) as channel:
+        _call(
+            lambda: AccessServiceStub(channel).WhoAmI(WhoAmIRequest(), timeout=CALL_TIMEOUT_S),
+            context.coordinator,
+            NOT_ANSWERED,
+        )
 
 
 def _share_authority(authorities: str, ticket: JoinTicket) -> bool:

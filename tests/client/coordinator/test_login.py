@@ -1,7 +1,9 @@
 """Logins that touch no coordinator."""
 
+import hashlib
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1.enrolment_service_pb2 import JoinTicket
@@ -89,6 +91,28 @@ def test_a_login_without_an_answer_has_a_remedy_of_its_own(
         login(ticket, "", "")
     assert error.value.message.endswith(f": {enrolment.UNREACHABLE}")
     assert not error.value.is_sent
+
+
+def test_a_used_token_without_an_answer_leaves_the_current_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = ticket_of_nobody(tmp_path, monkeypatch)
+    [der] = ticket.ca_certificates
+    alice = Context(
+        "alice",
+        "user/alice",
+        coordinator="127.0.0.1:1",
+        certificate="hers",
+        authorities=enrolment.as_pem([der]),
+        ticket_digest=hashlib.sha256(ticket.secret).hexdigest(),
+    )
+    with locked_contexts() as write:
+        write(Contexts("bob", {"alice": alice, "bob": Context("bob", "user/bob")}))
+    monkeypatch.setattr(enrolment, "context_credentials", lambda context: grpc.ssl_channel_credentials())
+    with pytest.raises(NoCoordinatorError) as error:
+        login(ticket, "", "")
+    assert error.value.message.endswith(f": {enrolment.NOT_ANSWERED}")
+    assert read_contexts().current == "bob"
 
 
 def _new(folder: Path) -> Path:

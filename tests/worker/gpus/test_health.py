@@ -50,6 +50,7 @@ def test_each_symptom_has_its_verdict(
     assert verdict.health == health
     assert says in verdict.reason
     assert ": " in verdict.reason, "it says what to do"
+    assert ("gpu reset-health WORKER/SLOT" in verdict.reason) == excludes(health), "and how to end it"
 
 
 def test_the_worst_symptom_decides() -> None:

@@ -109,15 +109,18 @@ _TRUSTED: Final = frozenset(
         gpu_pb2.GPU_HEALTH_THROTTLED,
     }
 )
-_RESET: Final = (
-    "end the work on it, reset it with nvidia-smi --gpu-reset, and then clear this verdict with `leasehold "
-    "gpu reset-health`"
-)
+_RESET: Final = "end the work on it, and reset it with nvidia-smi --gpu-reset"
+_RESTART: Final = "restart the host, and check the GPU's seat"
 
 
 def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
     """Whether a GPU with this verdict gets no work. A throttled one gets work: it is only slow."""
     return health not in _TRUSTED
+
+
+def _excluded(health: gpu_pb2.GpuHealth.ValueType, problem: str, remedy: str) -> Verdict:
+    """A verdict that excludes the GPU. It stays after the remedy, until an operator clears it."""
+    return Verdict(health, f"{problem}: {remedy}; then run `leasehold gpu reset-health WORKER/SLOT`")
 
 
 def judge(reading: HealthReading) -> Verdict:
@@ -141,58 +144,55 @@ def judge_xid(xid: int) -> Verdict | None:
     if meaning is None:
         return None
     if xid == _FALLEN_OFF_THE_BUS:
-        return Verdict(
-            gpu_pb2.GPU_HEALTH_LOST,
-            f"Xid {xid}, {meaning}: restart the host, and check the GPU's seat",
-        )
-    return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"Xid {xid}, {meaning}: {_RESET}")
+        return _excluded(gpu_pb2.GPU_HEALTH_LOST, f"Xid {xid}, {meaning}", _RESTART)
+    return _excluded(gpu_pb2.GPU_HEALTH_XID_ERROR, f"Xid {xid}, {meaning}", _RESET)
 
 
 def _judge_presence(reading: HealthReading) -> Verdict | None:
     if reading.lost:
-        return Verdict(
-            gpu_pb2.GPU_HEALTH_LOST,
-            "NVML reports the GPU as lost: restart the host, and check the GPU's seat",
-        )
+        return _excluded(gpu_pb2.GPU_HEALTH_LOST, "NVML reports the GPU as lost", _RESTART)
     if reading.reset_required:
-        return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"NVML reports that the GPU needs a reset: {_RESET}")
+        return _excluded(gpu_pb2.GPU_HEALTH_XID_ERROR, "NVML reports that the GPU needs a reset", _RESET)
     return None
 
 
 def _judge_memory(reading: HealthReading) -> Verdict | None:
     if reading.ecc_uncorrected_errors:
-        return Verdict(
+        return _excluded(
             gpu_pb2.GPU_HEALTH_ECC_FAILED,
-            f"{reading.ecc_uncorrected_errors} uncorrectable memory errors since the driver was loaded: "
-            f"{_RESET}",
+            f"{reading.ecc_uncorrected_errors} uncorrectable memory errors since the driver was loaded",
+            _RESET,
         )
     if reading.row_remap_failed:
-        return Verdict(
+        return _excluded(
             gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED,
-            "a bad row of its memory could not be replaced: run NVIDIA's field diagnostic",
+            "a bad row of its memory could not be replaced",
+            "run NVIDIA's field diagnostic",
         )
     if reading.row_remap_pending:
-        return Verdict(
-            gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED, f"a bad row of its memory waits to be replaced: {_RESET}"
+        return _excluded(
+            gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED, "a bad row of its memory waits to be replaced", _RESET
         )
     if reading.retired_pages_pending:
-        return Verdict(
-            gpu_pb2.GPU_HEALTH_PAGES_RETIRED, f"a bad page of its memory waits to be retired: {_RESET}"
+        return _excluded(
+            gpu_pb2.GPU_HEALTH_PAGES_RETIRED, "a bad page of its memory waits to be retired", _RESET
         )
     if reading.retired_pages is not None and reading.retired_pages >= RETIRED_PAGES_LIMIT:
-        return Verdict(
+        return _excluded(
             gpu_pb2.GPU_HEALTH_PAGES_RETIRED,
             f"{reading.retired_pages} pages of its memory are retired, and a GPU with "
-            f"{RETIRED_PAGES_LIMIT} or more is worn out: replace it",
+            f"{RETIRED_PAGES_LIMIT} or more is worn out",
+            "replace it",
         )
     return None
 
 
 def _judge_mode(reading: HealthReading) -> Verdict | None:
     if reading.mig_enabled:
-        return Verdict(
+        return _excluded(
             gpu_pb2.GPU_HEALTH_MIG_ENABLED,
-            "MIG is on, and its processes can't be checkpointed: turn it off with nvidia-smi -mig 0",
+            "MIG is on, and its processes can't be checkpointed",
+            "turn it off with nvidia-smi -mig 0",
         )
     reasons = reading.throttle_reasons or 0
     slowed = [meaning for bit, meaning in _THROTTLING.items() if reasons & bit]

@@ -155,8 +155,9 @@ def _require_accepted(context: Context) -> None:
     """Requires that the coordinator accepts the certificate of a context.
 
     Raises:
-        LeaseholdError: The coordinator refuses the certificate, or does not answer.
+        LeaseholdError: The certificate has expired, or the coordinator refuses it or does not answer.
     """
+    context.require_valid()
     with grpc.secure_channel(context.coordinator, context_credentials(context), options=OPTIONS) as channel:
         _call(
             lambda: AccessServiceStub(channel).WhoAmI(WhoAmIRequest(), timeout=CALL_TIMEOUT_S),

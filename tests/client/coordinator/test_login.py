@@ -93,8 +93,11 @@ def test_a_login_without_an_answer_has_a_remedy_of_its_own(
     assert not error.value.is_sent
 
 
-def test_a_used_token_without_an_answer_leaves_the_current_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("expire_s", "told"), [(1.0, "in context alice expired"), (9e9, f": {enrolment.NOT_ANSWERED}")]
+)
+def test_a_used_token_whose_certificate_is_not_accepted_leaves_the_current_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expire_s: float, told: str
 ) -> None:
     ticket = ticket_of_nobody(tmp_path, monkeypatch)
     [der] = ticket.ca_certificates
@@ -105,13 +108,14 @@ def test_a_used_token_without_an_answer_leaves_the_current_context(
         certificate="hers",
         authorities=enrolment.as_pem([der]),
         ticket_digest=hashlib.sha256(ticket.secret).hexdigest(),
+        expire_s=expire_s,
     )
     with locked_contexts() as write:
         write(Contexts("bob", {"alice": alice, "bob": Context("bob", "user/bob")}))
     monkeypatch.setattr(enrolment, "context_credentials", lambda context: grpc.ssl_channel_credentials())
-    with pytest.raises(NoCoordinatorError) as error:
+    with pytest.raises(LeaseholdError) as error:
         login(ticket, "", "")
-    assert error.value.message.endswith(f": {enrolment.NOT_ANSWERED}")
+    assert told in error.value.message
     assert read_contexts().current == "bob"
 
 

@@ -269,6 +269,8 @@ def main() -> None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open
     if COMPLETE_VARIABLE in os.environ and not _is_completion(os.environ):
         _fail(click.UsageError(f"{COMPLETE_VARIABLE} is for scripts of `leasehold completion`: unset it"))
+    if COMPLETE_VARIABLE in os.environ:
+        import_module("leasehold_client.cli.bash_words")  # click gets its class
     try:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:

@@ -7,6 +7,7 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from leasehold_client.cli import bash_words  # noqa: F401 - click gets its class
 from leasehold_client.cli.examples import examples
 from leasehold_client.display.standard_output import echo_lines
 

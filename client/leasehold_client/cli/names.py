@@ -59,8 +59,17 @@ def complete_workers(ctx: click.Context, param: click.Parameter, incomplete: str
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes a GPU as worker/slot, also the last one of a list with commas."""
     before, comma, last = incomplete.rpartition(",")
-    found = _complete(ctx, "gpus", last)
-    return [CompletionItem(f"{before}{comma}{one.value}", help=one.help) for one in found]
+    return _listed(before + comma, _complete(ctx, "gpus", last))
+
+
+def complete_preempted(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes a workload that is not suspended, also the last one of a list with commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return _listed(before + comma, complete_running(ctx, param, last))
+
+
+def _listed(before: str, found: list[CompletionItem]) -> list[CompletionItem]:
+    return [CompletionItem(f"{before}{one.value}", help=one.help) for one in found]
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

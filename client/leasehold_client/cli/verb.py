@@ -17,7 +17,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted, not_utf8
-from leasehold_client.cli.names import complete_contexts
+from leasehold_client.cli.names import complete_contexts, complete_preempted
 from leasehold_client.cli.parameter_types import Seconds, SingleOption, not_empty, refuse_empty
 from leasehold_client.config import COORDINATOR_VARIABLE, config_path, coordinator_in_file
 from leasehold_client.contexts import CONTEXT_VARIABLE, chosen_coordinator, environment_context
@@ -97,6 +97,7 @@ preempt_option = click.option(
     cls=SingleOption,
     default="",
     metavar="WORKLOAD,...",
+    shell_complete=complete_preempted,
     help="Suspend these workloads first, and restore them if the start fails.",
 )
 dry_run_option = click.option(

@@ -70,6 +70,7 @@ def completed(words: str, variables: dict[str, str], program: Sequence[str] = PA
             "_LEASEHOLD_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
             "COMP_CWORD": str(words.count(" ")),
+            "COMP_WORDBREAKS": " \t\n\"'@><=;|&(:",  # bash's own
         },
         capture_output=True,
         text=True,
@@ -116,7 +117,11 @@ def test_the_variable_of_completions_without_words_is_refused(
         ("leasehold get gpus b", "beta/0"),
         ("leasehold remap zeta-one --to alpha/0,alp", "alpha/0,alpha/0 alpha/0,alpha/1"),
         ("leasehold cordon b", "beta beta/0"),
-        ("leasehold wait zeta-one --for state=S", "state=SUSPENDED state=SLEEPING state=STOPPED"),
+        ("leasehold wait zeta-one --for state=S", "SUSPENDED SLEEPING STOPPED"),
+        ("leasehold wait zeta-one --for=state=S", "SUSPENDED SLEEPING STOPPED"),  # after bash's last "="
+        ("leasehold remap zeta-one --to=alpha/0,alp", "alpha/0,alpha/0 alpha/0,alpha/1"),
+        ("leasehold restore parked --preempt z", "zeta-one"),
+        ("leasehold run --preempt=a,z", "a,zeta-one"),
         ("leasehold get workl", "workloads workload"),
         ("leasehold context use ", ""),
         ("leasehold completion ", "bash zsh fish"),
@@ -200,12 +205,16 @@ def typed(command: list[str], setup: str, line: str, wanted: str, variables: dic
     return shown.decode(errors="replace")
 
 
-def test_bash_completes_a_name(variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("leasehold logs zet", "leasehold logs zeta-one"),
+        ("leasehold wait zeta-one --for=state=SU", "leasehold wait zeta-one --for=state=SUSPENDED"),
+    ],
+)
+def test_bash_completes_a_name(variables: dict[str, str], line: str, wanted: str) -> None:
     setup = 'eval "$(leasehold completion bash)"'
-    shown = typed(
-        ["bash", "--norc", "-i"], setup, "leasehold logs zet\t", "leasehold logs zeta-one", variables
-    )
-    assert "leasehold logs zeta-one" in shown
+    assert wanted in typed(["bash", "--norc", "-i"], setup, f"{line}\t", wanted, variables)
 
 
 @pytest.mark.long

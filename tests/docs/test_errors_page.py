@@ -1,6 +1,8 @@
 """docs/errors.md tells of every reason, and of no other, with its gRPC code."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,29 @@ def rows() -> list[tuple[str, list[str], str]]:
 def test_the_page_has_every_reason_in_the_order_of_the_enum() -> None:
     listed = re.findall(r"^\| `([A-Z_]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert listed == REASONS
+
+
+OPEN_FACTS = {"concluded_by", "control_group", "cuda_result_number"}
+"""Facts that are not written as literals beside their refusal."""
+
+
+def facts_of(tree: ast.AST) -> Iterator[object]:
+    """Names of facts in metadata: keywords of FleetError, and keys of dictionaries for OperationError."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("FleetError"), keywords=keywords):
+                yield from (one.arg for one in keywords if one.arg not in (None, "retry_after_s"))
+            case ast.Call(func=ast.Name("OperationError")) | ast.Assign(targets=[ast.Name("metadata")]):
+                keys = [key for one in ast.walk(node) if isinstance(one, ast.Dict) for key in one.keys]
+                yield from (key.value for key in keys if isinstance(key, ast.Constant))
+
+
+def test_the_page_has_the_facts_of_the_metadata() -> None:
+    sources = [one for room in ("coordinator", "worker") for one in PAGE.parents[1].glob(f"{room}/**/*.py")]
+    known = {fact for source in sources for fact in facts_of(ast.parse(source.read_text()))}
+    table = PAGE.read_text().partition("|---|---|\n")[2].partition("\n\n")[0]
+    listed = {fact for row in table.splitlines() for fact in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == known | OPEN_FACTS
 
 
 def plain(remedy: str) -> str:

@@ -103,7 +103,7 @@ def test_leasehold_web_stays_on_loopback(web_fleet: WebFleet) -> None:
     fleet.refuse("web", "--listen", "0.0.0.0:7480", code=2, match="not on loopback")
     fleet.refuse("web", "--listen", "nowhere", code=2, match="invalid address")
     taken = web_fleet.url.removeprefix("http://").rstrip("/")
-    fleet.refuse("web", "--listen", taken, code=1, match="can't listen on .*: Address already in use")
+    fleet.refuse("web", "--listen", taken, code=2, match="can't listen on .*: Address already in use")
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Job files: the options of ``run`` in TOML, JSON or YAML."""
 
+import codecs
 import re
 import sys
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def read_job_file(path: str) -> dict[str, Any]:
         ) from error
     where = job_file_text(path)
     try:
-        document = _parser(path)(data)
+        document = _parser(path)(data.removeprefix(codecs.BOM_UTF8))
         _require_texts(document, where)
         job = msgspec.convert(document, JobFile)
     except msgspec.ValidationError as error:

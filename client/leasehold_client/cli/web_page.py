@@ -146,8 +146,7 @@ def _bind(listen: str) -> socket.socket:
     """A socket that is bound to a loopback address.
 
     Raises:
-        UsageError: The address is invalid, or not on loopback.
-        LeaseholdError: It is in use.
+        UsageError: The address is invalid, not on loopback, or in use.
     """
     host, _, port = listen.rpartition(":")
     name = host.strip("[]")
@@ -170,7 +169,7 @@ def _bind(listen: str) -> socket.socket:
         listener.setblocking(False)
         listener.bind(where)
     except OSError as error:
-        raise LeaseholdError(
+        raise UsageError(
             f"can't listen on {listen}: {error.strerror}; choose another address with --listen"
         ) from error
     return listener

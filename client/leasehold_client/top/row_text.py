@@ -11,6 +11,7 @@ from leasehold.v1.worker_pb2 import FleetGpu, WorkerState
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_client.aio.command_watch import has_ended
+from leasehold_client.arguments.gpu_names import with_places
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason, no_commands_text
@@ -284,7 +285,7 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
     ]
     if width >= WIDE:
         pieces += [Piece(row.worker_name, 20), Piece(" ", 1), Piece(command.actor, 24), Piece(" ", 1)]
-    return [*pieces, Piece(progress_text(command))]
+    return [*pieces, Piece(with_places(progress_text(command), row.places))]
 
 
 def progress_text(command: Command) -> str:

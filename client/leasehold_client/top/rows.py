@@ -90,6 +90,7 @@ class CommandRow:
     command: Command
     about: str
     worker_name: str
+    places: Mapping[str, str]
 
     @property
     def key(self) -> str:
@@ -209,7 +210,7 @@ def command_about(model: FleetModel, command: Command, places: Mapping[str, str]
 
 def _command_row(model: FleetModel, command: Command, places: Mapping[str, str]) -> CommandRow:
     about = command_about(model, command, places)
-    return CommandRow(command, about, model.worker_name(command.worker_id))
+    return CommandRow(command, about, model.worker_name(command.worker_id), places)
 
 
 def _holders(model: FleetModel) -> dict[str, Workload]:

@@ -94,7 +94,9 @@ def check_resources(resources: Resources) -> None:
     path, count, units = "spec.resources", resources.gpu_count, list(resources.acceptable_gpu_units)
     is_described = resources.gpu_memory_bytes or resources.gpu_units or resources.gpu_name
     if not count and (is_described or resources.gpu_uuids or units):
-        raise invalid(f"{path}.gpu_count", "the request describes GPUs, but needs none: request 1 or more")
+        raise invalid(
+            f"{path}.gpu_count", "the request describes GPUs, but needs none: request 1 or more (--gpus)"
+        )
     if any(one < 1 for one in units):
         raise invalid(
             f"{path}.acceptable_gpu_units", "every GPU has 1 unit or more: leave smaller numbers out"

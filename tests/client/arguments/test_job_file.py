@@ -47,10 +47,11 @@ hooks:
 """
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize(("suffix", "text"), [("toml", TOML), ("job", TOML), ("json", JSON), ("yaml", YAML)])
-def test_the_given_keys_are_returned(tmp_path: Path, suffix: str, text: str) -> None:
+def test_the_given_keys_are_returned(tmp_path: Path, suffix: str, text: str, encoding: str) -> None:
     file = tmp_path / f"job.{suffix}"
-    file.write_text(text)
+    file.write_text(text, encoding=encoding)
     assert read_job_file(str(file)) == GIVEN
 
 

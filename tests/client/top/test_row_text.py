@@ -68,7 +68,7 @@ def test_no_column_is_beyond_the_width(width: int) -> None:
     held = line(SlotRow(leased, leased.lease.sample, holder), width)
     problem = line(SlotRow(faulty, faulty.lease.sample, None), width)
     ended = command("c", state=command_pb2.COMMAND_STATE_SUCCEEDED, end_time=NOW, actor="user/eve")
-    for text in (host, held, problem, line(CommandRow(ended, "one", "alpha"), width)):
+    for text in (host, held, problem, line(CommandRow(ended, "one", "alpha", {}), width)):
         assert len(text.rstrip()) <= width
     assert "XID_ERROR: Xid 79" in problem
     is_wide = width >= 180
@@ -158,14 +158,23 @@ def test_waiting_claims() -> None:
 
 
 def test_commands_have_phases_and_rates() -> None:
-    assert "RUNNING    2m          " in line(CommandRow(command("c"), "one", "alpha"))
+    assert "RUNNING    2m          " in line(CommandRow(command("c"), "one", "alpha", {}))
     ended = command("c", state=command_pb2.COMMAND_STATE_SUCCEEDED, end_time=NOW)
     ended.result.duration.FromSeconds(2)
     phase = ended.result.phases.add(phase="checkpoint", moved_bytes=20 << 30)
     phase.duration.FromSeconds(2)
-    shown = line(CommandRow(ended, "one", "alpha"))
+    shown = line(CommandRow(ended, "one", "alpha", {}))
     assert "took 2.0 s: checkpoint 2.0 s (20.0 GiB, 10.0 GiB/s)" in shown
     assert "2m ago" in shown
+
+
+def test_a_failed_command_names_its_gpus() -> None:
+    failed = command("c", state=command_pb2.COMMAND_STATE_REJECTED)
+    uuid = f"GPU-{'a' * 8}-0000-0000-0000-{'b' * 12}"
+    failed.error.CopyFrom(
+        errors_pb2.Error(reason=errors_pb2.ERROR_REASON_UNKNOWN_GPU, message=f"{uuid} is not there")
+    )
+    assert "alpha/0 is not there" in line(CommandRow(failed, "one", "alpha", {uuid: "alpha/0"}))
 
 
 def details(row: Row) -> str:
@@ -174,7 +183,7 @@ def details(row: Row) -> str:
 
 @pytest.mark.parametrize("state", command_pb2.CommandState.values())
 def test_hidden_fields_of_a_command_are_not_zero(state: command_pb2.CommandState.ValueType) -> None:
-    row = CommandRow(command("c", state=state, phase=""), "one", "alpha")
+    row = CommandRow(command("c", state=state, phase=""), "one", "alpha", {})
     for text in (line(row), details(row)):
         for wrong in ("took", " 0 ", "UNSPECIFIED)", "- ", " -"):
             assert wrong not in text
@@ -188,7 +197,7 @@ def test_hidden_fields_of_a_command_are_not_zero(state: command_pb2.CommandState
 def test_a_hidden_message_of_a_failure_leaves_its_reason() -> None:
     shared = command("c", state=command_pb2.COMMAND_STATE_FAILED, end_time=NOW)
     shared.error.reason = errors_pb2.ERROR_REASON_NOT_READY
-    row = CommandRow(shared, "one", "alpha")
+    row = CommandRow(shared, "one", "alpha", {})
     assert line(row).endswith(" NOT_READY")
     assert "FAILED: NOT_READY" in details(row)
 
@@ -205,4 +214,4 @@ def test_hidden_fields_of_a_parked_workload_are_unknown() -> None:
 def test_a_long_operation_is_cut_before_its_target() -> None:
     reset = command("c")
     reset.operation.reset_gpu_health.SetInParent()
-    assert "reset_gpu… alpha/1" in line(CommandRow(reset, "alpha/1", "alpha"))
+    assert "reset_gpu… alpha/1" in line(CommandRow(reset, "alpha/1", "alpha", {}))

@@ -81,7 +81,9 @@ class AllocRequest:
                 raise invalid(name, f"{name} {number} is negative: give 0 or more")
         wished = gpus.memory_bytes or gpus.units or gpus.name or gpus.gpu_uuids or gpus.acceptable_units
         if gpus.count == 0 and wished:
-            raise invalid("gpu_count", "the request describes GPUs, but needs none: request 1 or more")
+            raise invalid(
+                "gpu_count", "the request describes GPUs, but needs none: request 1 or more (--gpus)"
+            )
         if any(units < 1 for units in gpus.acceptable_units):
             raise invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave smaller numbers out")
         if gpus.acceptable_units and gpus.units > gpus.count * max(gpus.acceptable_units):

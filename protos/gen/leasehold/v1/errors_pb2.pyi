@@ -453,9 +453,7 @@ class Error(_message.Message):
     """One sentence for a person: the value, the rule and the remedy."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Facts for programs: "cuda_result" (name), "cuda_result_number", "phase", "pid", "observed_state",
-        "gpu_uuid", "field", "workload_id". Only those that are known are present.
-        """
+        """Facts for programs, such as "field", "workload_id", "gpu_uuid" and "pid". Only those that are known are present."""
 
     def __init__(
         self,

@@ -266,7 +266,7 @@ class Cordon(_message.Message):
     reason: _builtins.str
     """The reason."""
     cordoned_by: _builtins.str
-    """The operator."""
+    """Name of the operator, by the client that cordoned."""
     @_builtins.property
     def cordon_time(self) -> _timestamp_pb2.Timestamp:
         """Time of the cordon."""

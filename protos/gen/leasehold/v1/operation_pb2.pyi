@@ -438,7 +438,7 @@ class CordonOperation(_message.Message):
     reason: _builtins.str
     """The reason."""
     cordoned_by: _builtins.str
-    """The operator."""
+    """Name of the operator, by the client. The audit has the identity of the caller."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """UUIDs. Empty: the whole worker, which then starts no workload, even without GPUs."""

@@ -6,16 +6,23 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+from leasehold_coordinator.access.private_files import open_directory
+from leasehold_coordinator.access.secret_vault import open_vault
+from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server import backup as backups
-from leasehold_coordinator.server.backup import TEMPORARY, _naming, _state_files
+from leasehold_coordinator.server.backup import STATE_FILES, TEMPORARY, _naming, _state_files
+from leasehold_coordinator.server.transport import open_state
+from leasehold_coordinator.storage.backup_archive import describe, unpack, write_archive
 
 from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 from tests.integration.test_enrolment import join, set_directories
@@ -124,10 +131,135 @@ def test_a_worker_that_joined_comes_back_to_a_coordinator_without_its_store(fold
         fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
 
 
-def test_copies_from_before_migrations_are_in_no_backup(tmp_path: Path) -> None:
-    for name in ("own.sqlite3", "own.sqlite3-tables-0014", "ca.key"):
-        (tmp_path / name).touch()
-    assert set(_state_files(tmp_path, tmp_path / "own.sqlite3")) == {"ca.key"}
+@pytest.mark.long
+def test_a_workload_that_was_suspended_since_the_backup_survives_a_restore_beside_its_worker(
+    folder: Path,
+) -> None:
+    """Coordinator and worker have the default layout: the worker's directory is in the coordinator's."""
+    state = folder / "XDG_STATE_HOME" / "leasehold"
+    state.mkdir(mode=0o700)
+    archive, database = str(folder / "backup.tar.gz"), str(state / "store.sqlite3")
+    with make_fleet(state) as fleet:
+        fleet.start_worker("worker", settings='stop_workloads = "leave"\n')
+        fleet.run_counter("parked", worker="worker")
+        fleet.cli("backup", "create", "--database", database, archive)
+        fleet.cli("suspend", "parked")
+        fleet.kill_coordinator()
+        for name in STATE_FILES:
+            (state / name).unlink(missing_ok=True)
+        for path in state.glob("store.*"):
+            path.unlink()
+        fleet.cli("backup", "restore", "--database", database, archive)
+        fleet.end("worker", signal.SIGTERM)
+        fleet.options = ("--store-restored",)
+        fleet.start_coordinator()
+        fleet.start_worker("worker", settings='stop_workloads = "stop"\n')
+        fleet.wait(
+            lambda: [one.status.state for one in fleet.client.workloads()] == [WORKLOAD_STATE_SUSPENDED]
+        )
+        fleet.cli("restore", "parked")
+        fleet.wait_counting("parked")
+
+
+WORKER_FILES = (
+    *("worker_id", "epoch", "last_journal", "lock", "starts", "enrolment.json", "keys/images.key"),
+    *("journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm", "journal.sqlite3-seal"),
+)
+
+
+def add_others(state: Path) -> dict[str, bytes]:
+    """Adds the files of a worker and of others to a state directory, and returns all by name."""
+    names = [f"{worker}/{name}" for worker in ("worker", "gpu-01") for name in WORKER_FILES]
+    names += [
+        "other.sqlite3",
+        "own.sqlite3-tables-0014",
+        "audit.json",
+        "0123.web-sessions",
+        "keys/others.key",
+    ]
+    for name in names:
+        (state / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (state / name).write_bytes(name.encode())
+    return {name: (state / name).read_bytes() for name in names}
+
+
+def test_a_backup_has_each_file_of_a_coordinator_and_no_other(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    authorities, _ = open_state(state)
+    authorities.add()
+    open_vault(state)
+    made = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+    assert made == set(STATE_FILES)
+    add_others(state)
+    assert _state_files(state) == {name: state / name for name in STATE_FILES}
+    archive = tmp_path / "backup.tar.gz"
+    backups.create(state, "postgresql://host/store", archive)
+    with tarfile.open(archive) as tar:
+        assert set(tar.getnames()) == {"manifest.json", *STATE_FILES}
+
+
+def test_a_running_coordinator_has_no_file_that_a_backup_should_have(fleet: Fleet) -> None:
+    state = fleet.folder / "XDG_STATE_HOME" / "leasehold"
+    made = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+    assert made == set(STATE_FILES) - {"ca-next.key"}
+
+
+def test_a_restore_leaves_the_files_of_others(backup: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    open_directory(state)
+    others = add_others(state)
+    manifest, left_out = backups.restore(backup, state, str(state / "own.sqlite3"))
+    assert left_out == []
+    assert {name: (state / name).read_bytes() for name in others} == others
+    assert {*_state_files(state)} == manifest.files.keys() - {backups.STORE}
+    assert (state / "own.sqlite3").stat().st_size == manifest.files[backups.STORE].size_bytes
+
+
+def test_a_backup_of_an_older_release_brings_no_file_of_a_worker_back(backup: Path, tmp_path: Path) -> None:
+    archive, state = tmp_path / "backup.tar.gz", tmp_path / "state"
+    found = add_others(tmp_path / "others")
+    others = {name: content for name, content in found.items() if name.count("/") < 2}
+    add_members(backup, archive, others)
+    done = run(
+        COMMAND_LINE,
+        ["backup", "restore", "--state-dir", str(state), str(archive)],
+        env=dict(os.environ),
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    first = ", ".join(sorted(others)[:8])
+    assert done.stderr == (
+        "leasehold backup: these files of the archive belong to no coordinator, and were not restored: "
+        f"{first} and {len(others) - 8} more\n"
+    )
+    restored = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+    assert restored == {*STATE_FILES, backups.STORE} - {"ca-next.key"}
+    assert f"{len(restored)} files of " in done.stdout
+
+
+def add_members(backup: Path, archive: Path, contents: dict[str, bytes]) -> None:
+    """Writes a backup anew, with further files as an older release has them."""
+    folder = archive.parent / "unpacked"
+    folder.mkdir()
+    manifest = unpack(backup, folder)
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    sources = {name: folder / name for name in (*manifest.files, *contents)}
+    files = {name: describe(path, 0o600) for name, path in sources.items()}
+    with archive.open("wb") as file:
+        write_archive(file, msgspec.structs.replace(manifest, files=files), sources)
+
+
+@pytest.mark.parametrize("name", [*STATE_FILES, "own.sqlite3", "own.sqlite3-seal"])
+def test_a_restore_overwrites_no_file_of_a_coordinator(backup: Path, tmp_path: Path, name: str) -> None:
+    state = tmp_path / "state"
+    open_directory(state)
+    (state / name).parent.mkdir(exist_ok=True)
+    (state / name).symlink_to("nowhere")
+    with pytest.raises(StartError, match=f"overwrites nothing: {state / name}; stop the coordinator"):
+        backups.restore(backup, state, str(state / "own.sqlite3"))
+    assert [path for path in state.rglob("*") if not path.is_dir()] == [state / name]
 
 
 def test_an_error_of_a_temporary_file_names_the_archive(fleet: Fleet, tmp_path: Path) -> None:
@@ -160,10 +292,12 @@ def test_nothing_is_overwritten(fleet: Fleet) -> None:
     database, archive = str(fleet.folder / "store.sqlite3"), str(fleet.folder / "backup.tar.gz")
     match = "backup.tar.gz exists: choose another name"
     fleet.refuse("backup", "create", "--database", database, archive, code=1, match=match)
-    match = "exists: a backup is restored into an empty state directory only; stop the coordinator"
+    match = (
+        "a coordinator's files exist, and a restore overwrites nothing: .*/ca.pem, .*; stop the coordinator"
+    )
     fleet.refuse("backup", "restore", "--database", database, archive, code=1, match=match)
     empty = str(fleet.folder / "empty")
-    match = "store.sqlite3 exists: a backup"
+    match = "overwrites nothing: [^,]*store.sqlite3, "
     fleet.refuse(
         *("backup", "restore", "--state-dir", empty, "--database", database, archive), code=1, match=match
     )

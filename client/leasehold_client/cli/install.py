@@ -101,7 +101,8 @@ def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
 
     Settings, state and the Unix user stay, unless --purge is given.
 
-    Workloads of a worker run on. With --purge, a worker with workloads that have not ended is kept.
+    Workloads of a worker run on. With --purge, a worker with workloads that have not ended is kept. A
+    coordinator with the state of such a worker in its state directory is kept too.
     """
     from leasehold_client.installation.steps import Step, kept, uninstall_steps
 
@@ -111,6 +112,9 @@ def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
         if purge and name == "worker":
             look = partial(_require_no_workloads, _state_directory(service))
             steps[:0] = [Step("look for workloads in the worker's journal", look)] if steps else []
+        if purge and name == "coordinator" and service.state_directory.exists():
+            look = partial(_require_no_inner_workloads, service.state_directory)
+            steps.insert(0, Step(f"look for workloads of a worker in {service.state_directory}", look))
         _carry_out(steps, dry_run=dry_run)
     except LeaseholdError as error:
         fail(error)
@@ -195,6 +199,18 @@ def _state_directory(service: Service) -> Path:
             f"{service.settings_path} can't be read, so the worker's state directory is unknown: repair it"
         ) from error
     return Path(found) if isinstance(found, str) and found else service.state_directory
+
+
+def _require_no_inner_workloads(state_directory: Path) -> None:
+    """Refuses a purge of a coordinator while its directory has the state of a worker with workloads.
+
+    By default, the state directory of a user's worker is inside that of the user's coordinator.
+
+    Raises:
+        LeaseholdError: A workload has not ended, or a journal can't be read.
+    """
+    for folder in sorted({path.parent for path in state_directory.rglob("journal.sqlite3*")}):
+        _require_no_workloads(folder)
 
 
 def _require_no_workloads(state_directory: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.access import authority, local_tokens, secret_vault
 from leasehold_coordinator.access.private_files import open_directory, sync_directory
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.storage.backup_archive import (
@@ -36,8 +37,21 @@ STORE_FILES: Final = ("", "-wal", "-shm", "-seal", "-journal")
 TEMPORARY: Final = ".leasehold-"
 """Start of the name of the temporary directory beside an archive."""
 
-MIGRATED: Final = "-tables-"
-"""In the names of the copies that a store has from before its migrations. No backup has them."""
+STATE_FILES: Final = (
+    authority.CERTIFICATE_FILE,
+    authority.KEY_FILE,
+    authority.NEXT_KEY_FILE,
+    local_tokens.CLIENT_FILE,
+    local_tokens.WORKER_FILE,
+    f"{secret_vault.DIRECTORY}/{secret_vault.ENVIRONMENT_FILE}",
+    f"{secret_vault.DIRECTORY}/{secret_vault.REQUESTS_FILE}",
+)
+"""The files of a backup besides the store, by their names in the state directory.
+
+A backup has no other file of the directory. By default, the state directory of this user's worker is inside,
+and an old copy of a worker's journal would lose suspended workloads. Sessions of the web page are left out
+too: a session of the backup could be older than its logout.
+"""
 
 
 def create(state_directory: Path, database: str, archive: Path) -> Manifest:
@@ -55,7 +69,7 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
     _require_owner(state_directory)
     if state_directory.resolve() in archive.resolve().parents:
         raise StartError(
-            f"{archive} would be in the state directory {state_directory}, and in each later backup: choose "
+            f"{archive} would be in the state directory {state_directory}, and would be lost with it: choose "
             "another directory, on another disk"
         )
     if archive.exists():
@@ -76,7 +90,7 @@ def _naming(archive: Path, error: OSError) -> OSError:
 
 
 def _write(state_directory: Path, store: Path | None, archive: Path) -> Manifest:
-    sources = _state_files(state_directory, store)
+    sources = _state_files(state_directory)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=archive.resolve().parent) as folder:
         last_commit: int | None = None
         migration = ""
@@ -102,13 +116,19 @@ def _write(state_directory: Path, store: Path | None, archive: Path) -> Manifest
     return manifest
 
 
-def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
-    """Unpacks a backup into an empty state directory. The store is put there last.
+def restore(archive: Path, state_directory: Path, database: str) -> tuple[Manifest, list[str]]:
+    """Unpacks a backup into a state directory without files of a coordinator. The store is put there last.
+
+    Other files in the directory stay as they are, such as those of a worker.
 
     Args:
         archive: The backup.
         state_directory: The coordinator's state directory, which is created if it is missing.
         database: The path of the store, which must not exist, or a URL.
+
+    Returns:
+        The contents of the backup, and the names of the files that were left out because they belong to no
+        coordinator. Older releases put files of workers into backups.
 
     Raises:
         StartError: The backup is damaged or of a newer release, there are files of a coordinator, or other
@@ -132,19 +152,22 @@ def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
         raise
 
 
-def _restore(archive: Path, state_directory: Path, store: Path | None) -> Manifest:
-    _require_empty(state_directory, store)
+def _restore(archive: Path, state_directory: Path, store: Path | None) -> tuple[Manifest, list[str]]:
+    places = {name: state_directory / name for name in STATE_FILES}
+    if store is not None:
+        places[STORE] = store
+    _require_no_coordinator(places)
     unpacked = state_directory / f".restore-{secrets.token_hex(8)}.new"
     unpacked.mkdir(mode=0o700)
     try:
         manifest = unpack(archive, unpacked)
         _require_fitting(manifest, archive, store)
-        for name in sorted(manifest.files, key=lambda name: name == STORE):
-            place = store if name == STORE and store is not None else state_directory / name
-            _put(unpacked / name, place, manifest.files[name])
+        for name, place in places.items():
+            if name in manifest.files:
+                _put(unpacked / name, place, manifest.files[name])
     finally:
         shutil.rmtree(unpacked)
-    return manifest
+    return manifest, sorted(manifest.files.keys() - places.keys())
 
 
 def _require_fitting(manifest: Manifest, archive: Path, store: Path | None) -> None:
@@ -172,18 +195,10 @@ def _put(source: Path, place: Path, entry: FileEntry) -> None:
     sync_directory(place.parent)
 
 
-def _state_files(directory: Path, store: Path | None) -> dict[str, Path]:
-    """Keys, certificates and tokens by name, without sockets and unfinished files."""
-    left_out = {f"{store.resolve()}{ending}" for ending in STORE_FILES} if store is not None else set()
-    found = (path for pattern in ("*", "*/*") for path in sorted(directory.glob(pattern)))
-    return {
-        str(path.relative_to(directory)): path
-        for path in found
-        if stat.S_ISREG(path.lstat().st_mode)
-        and str(path.resolve()) not in left_out
-        and not (store is not None and str(path.resolve()).startswith(f"{store.resolve()}{MIGRATED}"))
-        and not path.name.startswith(".")
-    }
+def _state_files(directory: Path) -> dict[str, Path]:
+    """The coordinator's keys, certificates and tokens, by name."""
+    paths = {name: directory / name for name in STATE_FILES}
+    return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 
 def _require_owner(directory: Path) -> None:
@@ -195,14 +210,15 @@ def _require_owner(directory: Path) -> None:
         )
 
 
-def _require_empty(directory: Path, store: Path | None) -> None:
-    found = next((path for path in directory.iterdir() if not path.name.startswith(".restore-")), None)
-    if found is None and store is not None:
-        found = next((path for path in (Path(f"{store}{end}") for end in STORE_FILES) if path.exists()), None)
-    if found is not None:
+def _require_no_coordinator(places: dict[str, Path]) -> None:
+    paths = [str(path) for name, path in places.items() if name != STORE]
+    if STORE in places:
+        paths += [f"{places[STORE]}{ending}" for ending in STORE_FILES]
+    found = [path for path in paths if os.path.lexists(path)]
+    if found:
         raise StartError(
-            f"{found} exists: a backup is restored into an empty state directory only; stop the coordinator "
-            "and move the old files away"
+            f"a coordinator's files exist, and a restore overwrites nothing: {', '.join(found)}; stop the "
+            "coordinator and move these files away. All other files can stay, such as a worker's"
         )
 
 

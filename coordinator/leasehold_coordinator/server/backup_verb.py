@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from leasehold_coordinator.log_format import printable
+
+NAMED: Final = 8
+"""Most files that a message names."""
 
 EPILOG = """\b
 Examples:
@@ -85,7 +88,9 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
 @command.command()
 @settings
 def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
-    """Unpack the backup FILE into an empty state directory.
+    """Unpack the backup FILE into a state directory without files of a coordinator.
+
+    Nothing is overwritten. All other files in the directory stay as they are, such as those of a worker.
 
     Start the coordinator with --store-restored afterwards: workers know later sessions than the backup.
     """
@@ -93,11 +98,18 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
 
     state_directory, store = _places(config_path, flags)
     with _refusals():
-        manifest = backup.restore(file, state_directory, store)
+        manifest, left_out = backup.restore(file, state_directory, store)
     _print(
-        f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
+        f"{state_directory}: {len(manifest.files) - len(left_out)} files of {manifest.made_at}, "
         f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
     )
+    if left_out:
+        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+        _print(
+            "leasehold backup: these files of the archive belong to no coordinator, and were not restored: "
+            f"{', '.join(left_out[:NAMED])}{more}",
+            err=True,
+        )
 
 
 def _print(text: str, *, err: bool = False) -> None:

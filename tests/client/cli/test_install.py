@@ -260,6 +260,27 @@ def test_a_purge_keeps_a_worker_with_workloads(tmp_path: Path) -> None:
         install_verbs._require_no_workloads(tmp_path)
 
 
+def test_a_purge_keeps_a_coordinator_with_a_worker_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_client.installation.services.STATE_DIRECTORY", tmp_path)
+    monkeypatch.setattr(install_verbs, "_carry_out", lambda steps, **_: do_all(steps[:1], lambda _: None))
+    inner = tmp_path / "coordinator/.local/state/leasehold/worker"
+    inner.mkdir(parents=True)
+    arguments = ["coordinator", "--purge"]
+    assert CliRunner().invoke(uninstall, arguments).exit_code == 0
+    file = JournalFile(StateDirectory(inner).journal_path)
+    root = ProcessIdentity(Pid(1), 1)
+    workload = Workload("w-1", "parked", WorkloadSpec(), root, inner, datetime.now(UTC), None)
+    workload.state = WORKLOAD_STATE_SUSPENDED
+    file.commit(keep_workload(workload_record(workload, "boot")))
+    file.close()
+    refused = CliRunner().invoke(uninstall, arguments)
+    assert refused.exit_code == 1
+    assert "1 workloads of the worker have not ended, such as w-1" in refused.output
+    assert StateDirectory(inner).journal_path.exists()
+
+
 def test_a_purge_looks_where_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold_client.installation.services.SETTINGS_DIRECTORY", tmp_path)
     assert install_verbs._state_directory(WORKER) == WORKER.state_directory

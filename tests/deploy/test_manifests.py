@@ -11,7 +11,7 @@ import pytest
 import yaml
 from leasehold_coordinator.server import config as coordinator_config
 from leasehold_coordinator.server.health_reports import LIVENESS
-from leasehold_worker.agent import config as worker_config
+from leasehold_worker.agent import config_file as worker_config
 from leasehold_worker.agent.agent import FINISH_TIMEOUT_S, SETTLE_TIMEOUT_S
 from leasehold_worker.local_api.health_port import SESSION
 

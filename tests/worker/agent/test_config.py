@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from leasehold_worker.agent import daemon
 from leasehold_worker.agent.cli import command
-from leasehold_worker.agent.config import load_config
+from leasehold_worker.agent.config_file import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
 from leasehold_worker.session.enrolment import read_ticket

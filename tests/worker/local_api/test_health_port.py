@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.agent.config import load_config
+from leasehold_worker.agent.config_file import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_api.health_port import CALLS, CONNECTIONS, MESSAGE_LIMIT_BYTES, SESSION
 

@@ -12,7 +12,7 @@ import trio
 from leasehold.v1.operation_pb2 import CordonOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.agent.config import load_config
+from leasehold_worker.agent.config_file import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_api import metrics_port
 from leasehold_worker.local_api.metrics_port import CONNECTIONS, MetricsPort

@@ -14,7 +14,8 @@ import trio
 
 from leasehold_worker import __version__
 from leasehold_worker.agent.agent import run_agent
-from leasehold_worker.agent.config import WorkerConfig, load_config
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.config_file import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import (
     PASSABLE,

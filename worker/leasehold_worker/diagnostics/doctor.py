@@ -14,7 +14,8 @@ import click
 import trio
 from leasehold.v1.plan_pb2 import CheckResult
 
-from leasehold_worker.agent.config import WorkerConfig, load_config
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.config_file import load_config
 from leasehold_worker.criu.installation import probe
 from leasehold_worker.diagnostics.checks import CHECKS, SERVICE_CHECKS
 from leasehold_worker.diagnostics.examination import Examination, Look, NotOkError

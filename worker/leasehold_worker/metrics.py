@@ -72,7 +72,8 @@ SWITCHES: Final = Counter(
 )
 SWITCH_GPU_SECONDS: Final = Counter(
     "leasehold_worker_switch_gpu_seconds",
-    "Upper bound of the GPU time lost to switches: the duration of each, times its number of GPUs.",
+    "Upper bound of the GPU time lost to switches: the duration of each, times the number of GPUs that it "
+    "frees or takes.",
     ("verb",),
     registry=REGISTRY,
 )

@@ -55,7 +55,7 @@ def _formatted(text: str, name: str) -> str:
     path = str(PACKAGE / f"coordinator/{name}.py")
     ruff = str(Path(sys.executable).with_name("ruff"))
     for command in (
-        ["check", "--select", "I,UP028", "--fix", "--unsafe-fixes", "--quiet"],
+        ["check", "--select", "I,UP028,SIM117", "--fix", "--unsafe-fixes", "--quiet"],
         ["format", "--quiet"],
     ):
         arguments = [ruff, *command, "--stdin-filename", path, "-"]

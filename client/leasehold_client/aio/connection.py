@@ -64,7 +64,8 @@ class AsyncConnection:
     ) -> None:
         self._caller = CallerChannel(address, context, on_behalf_of)
         self._on_wait = on_wait
-        self._streams = OpenStreams()
+        self.streams = OpenStreams()
+        """The places of watches, waits and outputs. Each holds a place around its calls of :meth:`stream`."""
         self.has_changed = False
         late: object = _LateChannel(self._caller)  # has what stubs use
         self.channel = cast("grpc.aio.Channel", late)
@@ -158,25 +159,23 @@ class AsyncConnection:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
         Raises:
-            UsageError: The client has too many open streams.
             RenewalDueError: The certificate of the stream is to be renewed. The error is transient.
         """
-        with self._streams.entered():
-            _, metadata = await self._caller.present()
-            limit = self._caller.limit(timeout_s)
-            call = method(request, timeout=limit.timeout_s, metadata=metadata)
-            try:
-                async for response in call:
-                    yield response
-            except asyncio.CancelledError:
-                self._refuse_if_closed()
-                raise
-            except grpc.RpcError as error:
-                self._refuse_if_closed()
-                found = await self._call_error(error)
-                raise await asyncio.to_thread(limit.error, found) from None
-            finally:
-                call.cancel()
+        _, metadata = await self._caller.present()
+        limit = self._caller.limit(timeout_s)
+        call = method(request, timeout=limit.timeout_s, metadata=metadata)
+        try:
+            async for response in call:
+                yield response
+        except asyncio.CancelledError:
+            self._refuse_if_closed()
+            raise
+        except grpc.RpcError as error:
+            self._refuse_if_closed()
+            found = await self._call_error(error)
+            raise await asyncio.to_thread(limit.error, found) from None
+        finally:
+            call.cancel()
 
     def _refuse_if_closed(self) -> None:
         """Tells a call that the close of its client has ended from one whose task is cancelled."""

@@ -22,7 +22,7 @@ from leasehold_client.aio.command_watch import CommandDeadline, watch_command
 from leasehold_client.aio.reader import AsyncReader
 from leasehold_client.aio.resumed_watch import resumed_watch
 from leasehold_client.aio.retry import is_outage, is_transient, resume
-from leasehold_client.aio.workload_watch import Condition, wait_workload
+from leasehold_client.aio.workload_watch import Condition, require_condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
 from leasehold_client.request_fields import build
@@ -47,17 +47,21 @@ class AsyncWatcher(AsyncReader):
 
         Raises:
             LeaseholdError: INVALID_TOKEN: changes were missed. Start again without a token.
-                INVALID_ARGUMENT: a bad filter.
+                INVALID_ARGUMENT: a bad filter. TOO_MANY_CALLS: the caller has too many streams.
             NoCoordinatorError: The outage lasted longer.
+            UsageError: The client has too many watches, waits and outputs.
         """
+        request = build(fleet_service_pb2.WatchFleetRequest, resume_token=resume_token, filter=filter)
 
         def open_stream(token: str) -> AsyncGenerator[WatchFleetResponse]:
-            request = build(fleet_service_pb2.WatchFleetRequest, resume_token=token, filter=filter)
+            request.resume_token = token
             return self._connection.stream(self._fleet.WatchFleet, request)
 
-        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
-            async for response in responses:
-                yield response
+        watch = resumed_watch(open_stream, resume_token)
+        with self._connection.streams.entered():
+            async with aclosing(watch) as responses:
+                async for response in responses:
+                    yield response
 
     async def watch_workloads(
         self,
@@ -77,21 +81,18 @@ class AsyncWatcher(AsyncReader):
             LeaseholdError: UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        # By id, since another workload may get the name during the watch.
-        workload_id = await self._workload_id(workload) if workload else ""
+        request = build(workload_service_pb2.WatchWorkloadsRequest, resume_token=resume_token, filter=filter)
 
         def open_stream(token: str) -> AsyncGenerator[WatchWorkloadsResponse]:
-            request = build(
-                workload_service_pb2.WatchWorkloadsRequest,
-                resume_token=token,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._workloads.WatchWorkloads, request)
 
-        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
-            async for response in responses:
-                yield response
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = await self._workload_id(workload)
+            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+                async for response in responses:
+                    yield response
 
     async def watch_commands(
         self,
@@ -113,21 +114,20 @@ class AsyncWatcher(AsyncReader):
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        workload_id = await self._workload_id(workload) if workload else ""
+        request = build(
+            command_service_pb2.WatchCommandsRequest, resume_token=resume_token, worker=worker, filter=filter
+        )
 
         def open_stream(token: str) -> AsyncGenerator[WatchCommandsResponse]:
-            request = build(
-                command_service_pb2.WatchCommandsRequest,
-                resume_token=token,
-                worker=worker,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._commands.WatchCommands, request)
 
-        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
-            async for response in responses:
-                yield response
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = await self._workload_id(workload)
+            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+                async for response in responses:
+                    yield response
 
     async def watch_events(
         self,
@@ -149,21 +149,20 @@ class AsyncWatcher(AsyncReader):
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        workload_id = await self._workload_id(workload) if workload else ""
+        request = build(
+            event_service_pb2.WatchEventsRequest, resume_token=resume_token, worker=worker, filter=filter
+        )
 
         def open_stream(token: str) -> AsyncGenerator[WatchEventsResponse]:
-            request = build(
-                event_service_pb2.WatchEventsRequest,
-                resume_token=token,
-                worker=worker,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._events.WatchEvents, request)
 
-        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
-            async for response in responses:
-                yield response
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = await self._workload_id(workload)
+            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+                async for response in responses:
+                    yield response
 
     async def watch(self, command: Command, *, timeout_s: float | None = None) -> AsyncGenerator[Command]:
         """Yields the command now and after each change, until it has ended.
@@ -188,9 +187,10 @@ class AsyncWatcher(AsyncReader):
             raise UsageError("the command was only checked (validate_only), so it has no end to wait for")
         deadline = CommandDeadline(command, timeout_s)
         watch = watch_command(partial(self._watch_once, command.command_id), deadline)
-        async with aclosing(watch) as states:
-            async for current in states:
-                yield current
+        with self._connection.streams.entered():
+            async with aclosing(watch) as states:
+                async for current in states:
+                    yield current
 
     async def _watch_once(self, command_id: str, timeout_s: float | None) -> AsyncGenerator[Command]:
         request = build(command_service_pb2.WatchCommandRequest, command_id=command_id)
@@ -247,9 +247,10 @@ class AsyncWatcher(AsyncReader):
             NoCoordinatorError: The outage lasted longer.
         """
         require_timeout(timeout_s)
-        # By id, since another workload may get the name during the wait.
-        workload_id = await self._workload_id(workload)
-        return await wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
+        require_condition(condition)
+        with self._connection.streams.entered():
+            open_stream = partial(self._watch_workload, await self._workload_id(workload))
+            return await wait_workload(open_stream, workload, condition, timeout_s)
 
     async def _watch_workload(self, workload_id: str, timeout_s: float | None) -> AsyncGenerator[Workload]:
         request = build(workload_service_pb2.WatchWorkloadsRequest, workload=workload_id)
@@ -285,27 +286,22 @@ class AsyncWatcher(AsyncReader):
             LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
             NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
         """
-        # By id, since another workload may get the name while the output is read.
-        workload_id = await self._workload_id(workload)
-        position = offset
+        request = build(workload_service_pb2.ReadWorkloadOutputRequest, offset=offset, follow=follow)
 
         def may_reopen(error: LeaseholdError) -> bool:
-            return is_outage(error) or (is_transient(error) and (follow or position > offset))
+            return is_outage(error) or (is_transient(error) and (follow or request.offset > offset))
 
         def open_stream() -> AsyncGenerator[ReadWorkloadOutputResponse]:
-            request = build(
-                workload_service_pb2.ReadWorkloadOutputRequest,
-                workload=workload_id,
-                offset=position,
-                follow=follow,
-            )
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 
-        async with aclosing(resume(open_stream, may_reopen)) as responses:
-            async for response in responses:
-                position = response.next_offset
-                yield response
+        with self._connection.streams.entered():
+            request.workload = await self._workload_id(workload)
+            async with aclosing(resume(open_stream, may_reopen)) as responses:
+                async for response in responses:
+                    request.offset = response.next_offset
+                    yield response
 
     async def _workload_id(self, workload: str) -> str:
+        """The id of a workload, since another workload may get the name while a stream lasts."""
         found = await self.workload(workload)
         return found.workload_id

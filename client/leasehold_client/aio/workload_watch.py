@@ -115,18 +115,27 @@ async def wait_workload(
     raise NoCoordinatorError(f"the coordinator ended the watch of workload {name}; the workload continues")
 
 
+def require_condition(condition: Condition) -> None:
+    """Refuses a condition that does not exist.
+
+    Raises:
+        UsageError: The condition does not exist.
+    """
+    if condition not in ("ready", "ended", *STATES):
+        raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
+
+
 def _test_of(condition: Condition) -> Callable[[Workload], bool]:
     """Whether a condition holds, as a function.
 
     Raises:
         UsageError: The condition does not exist.
     """
+    require_condition(condition)
     if condition == "ready":
         return is_ready
     if condition == "ended":
         return lambda workload: workload.status.state in ENDED
-    if condition not in STATES:
-        raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
     return lambda workload: workload.status.state == STATES[condition]
 
 

@@ -100,7 +100,8 @@ class Connection:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
         self._is_closed = False
-        self._streams = OpenStreams()
+        self.streams = OpenStreams()
+        """The places of watches, waits and outputs. Each holds a place around its calls of :meth:`stream`."""
         self.has_changed = False
         self._certificate = certificate_file(self.address) if found is None else None
         self._renewed = RenewedContext(found) if found is not None else None
@@ -199,13 +200,12 @@ class Connection:
         """Makes a call, yields its responses, and cancels the call when the iteration ends.
 
         Raises:
-            UsageError: The client has too many open streams.
             RenewalDueError: The certificate of the stream is to be renewed. The error is transient.
         """
         opened = self._renewed.present() if self._renewed is not None else None
         limit = StreamLimit(self._renewed, opened, timeout_s)
         try:
-            with self._streams.entered(), self._converted():
+            with self._converted():
                 call = method(request, timeout=limit.timeout_s)
                 try:
                     yield from call

@@ -23,7 +23,7 @@ from leasehold_client.coordinator.command_watch import CommandDeadline, watch_co
 from leasehold_client.coordinator.reader import Reader
 from leasehold_client.coordinator.resumed_watch import resumed_watch
 from leasehold_client.coordinator.retry import is_outage, is_transient, resume
-from leasehold_client.coordinator.workload_watch import Condition, wait_workload
+from leasehold_client.coordinator.workload_watch import Condition, require_condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
 from leasehold_client.request_fields import build
@@ -48,15 +48,18 @@ class Watcher(Reader):
 
         Raises:
             LeaseholdError: INVALID_TOKEN: changes were missed. Start again without a token.
-                INVALID_ARGUMENT: a bad filter.
+                INVALID_ARGUMENT: a bad filter. TOO_MANY_CALLS: the caller has too many streams.
             NoCoordinatorError: The outage lasted longer.
+            UsageError: The client has too many watches, waits and outputs.
         """
+        request = build(fleet_service_pb2.WatchFleetRequest, resume_token=resume_token, filter=filter)
 
         def open_stream(token: str) -> Generator[WatchFleetResponse]:
-            request = build(fleet_service_pb2.WatchFleetRequest, resume_token=token, filter=filter)
+            request.resume_token = token
             return self._connection.stream(self._fleet.WatchFleet, request)
 
-        with closing(resumed_watch(open_stream, resume_token)) as responses:
+        watch = resumed_watch(open_stream, resume_token)
+        with self._connection.streams.entered(), closing(watch) as responses:
             yield from responses
 
     def watch_workloads(
@@ -77,20 +80,17 @@ class Watcher(Reader):
             LeaseholdError: UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        # By id, since another workload may get the name during the watch.
-        workload_id = self._workload_id(workload) if workload else ""
+        request = build(workload_service_pb2.WatchWorkloadsRequest, resume_token=resume_token, filter=filter)
 
         def open_stream(token: str) -> Generator[WatchWorkloadsResponse]:
-            request = build(
-                workload_service_pb2.WatchWorkloadsRequest,
-                resume_token=token,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._workloads.WatchWorkloads, request)
 
-        with closing(resumed_watch(open_stream, resume_token)) as responses:
-            yield from responses
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = self._workload_id(workload)
+            with closing(resumed_watch(open_stream, resume_token)) as responses:
+                yield from responses
 
     def watch_commands(
         self,
@@ -112,20 +112,19 @@ class Watcher(Reader):
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        workload_id = self._workload_id(workload) if workload else ""
+        request = build(
+            command_service_pb2.WatchCommandsRequest, resume_token=resume_token, worker=worker, filter=filter
+        )
 
         def open_stream(token: str) -> Generator[WatchCommandsResponse]:
-            request = build(
-                command_service_pb2.WatchCommandsRequest,
-                resume_token=token,
-                worker=worker,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._commands.WatchCommands, request)
 
-        with closing(resumed_watch(open_stream, resume_token)) as responses:
-            yield from responses
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = self._workload_id(workload)
+            with closing(resumed_watch(open_stream, resume_token)) as responses:
+                yield from responses
 
     def watch_events(
         self,
@@ -147,20 +146,19 @@ class Watcher(Reader):
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
             NoCoordinatorError: As of :meth:`watch_fleet`.
         """
-        workload_id = self._workload_id(workload) if workload else ""
+        request = build(
+            event_service_pb2.WatchEventsRequest, resume_token=resume_token, worker=worker, filter=filter
+        )
 
         def open_stream(token: str) -> Generator[WatchEventsResponse]:
-            request = build(
-                event_service_pb2.WatchEventsRequest,
-                resume_token=token,
-                worker=worker,
-                workload=workload_id,
-                filter=filter,
-            )
+            request.resume_token = token
             return self._connection.stream(self._events.WatchEvents, request)
 
-        with closing(resumed_watch(open_stream, resume_token)) as responses:
-            yield from responses
+        with self._connection.streams.entered():
+            if workload:
+                request.workload = self._workload_id(workload)
+            with closing(resumed_watch(open_stream, resume_token)) as responses:
+                yield from responses
 
     def watch(self, command: Command, *, timeout_s: float | None = None) -> Generator[Command]:
         """Yields the command now and after each change, until it has ended.
@@ -185,7 +183,7 @@ class Watcher(Reader):
             raise UsageError("the command was only checked (validate_only), so it has no end to wait for")
         deadline = CommandDeadline(command, timeout_s)
         watch = watch_command(partial(self._watch_once, command.command_id), deadline)
-        with closing(watch) as states:
+        with self._connection.streams.entered(), closing(watch) as states:
             yield from states
 
     def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
@@ -243,9 +241,10 @@ class Watcher(Reader):
             NoCoordinatorError: The outage lasted longer.
         """
         require_timeout(timeout_s)
-        # By id, since another workload may get the name during the wait.
-        workload_id = self._workload_id(workload)
-        return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
+        require_condition(condition)
+        with self._connection.streams.entered():
+            open_stream = partial(self._watch_workload, self._workload_id(workload))
+            return wait_workload(open_stream, workload, condition, timeout_s)
 
     def _watch_workload(self, workload_id: str, timeout_s: float | None) -> Generator[Workload]:
         request = build(workload_service_pb2.WatchWorkloadsRequest, workload=workload_id)
@@ -281,27 +280,22 @@ class Watcher(Reader):
             LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
             NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
         """
-        # By id, since another workload may get the name while the output is read.
-        workload_id = self._workload_id(workload)
-        position = offset
+        request = build(workload_service_pb2.ReadWorkloadOutputRequest, offset=offset, follow=follow)
 
         def may_reopen(error: LeaseholdError) -> bool:
-            return is_outage(error) or (is_transient(error) and (follow or position > offset))
+            return is_outage(error) or (is_transient(error) and (follow or request.offset > offset))
 
         def open_stream() -> Generator[ReadWorkloadOutputResponse]:
-            request = build(
-                workload_service_pb2.ReadWorkloadOutputRequest,
-                workload=workload_id,
-                offset=position,
-                follow=follow,
-            )
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 
-        with closing(resume(open_stream, may_reopen)) as responses:
-            for response in responses:
-                position = response.next_offset
-                yield response
+        with self._connection.streams.entered():
+            request.workload = self._workload_id(workload)
+            with closing(resume(open_stream, may_reopen)) as responses:
+                for response in responses:
+                    request.offset = response.next_offset
+                    yield response
 
     def _workload_id(self, workload: str) -> str:
+        """The id of a workload, since another workload may get the name while a stream lasts."""
         found = self.workload(workload)
         return found.workload_id

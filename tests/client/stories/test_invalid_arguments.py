@@ -60,24 +60,31 @@ def begin(call: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("method", "parameter"), [*text_parameters()])
-def test_a_text_with_a_surrogate_is_a_usage_error(client: Client, method: str, parameter: str) -> None:
+def test_a_text_with_a_surrogate_is_a_usage_error(
+    client: Client, scripted: ScriptedCoordinator, method: str, parameter: str
+) -> None:
     call = attrgetter(method)(client)
     hints = get_type_hints(call)
     arguments = {parameter: SURROGATES[hints[parameter]]}
     for other, details in inspect.signature(call).parameters.items():
         is_required = details.default is details.empty and details.kind is not details.VAR_KEYWORD
-        if is_required and other != parameter:
+        # A method with a workload may look its id up.
+        if other != parameter and (is_required or other == "workload"):
             arguments[other] = VALID[hints[other]]
     with pytest.raises(UsageError):
         begin(call, arguments)
+    assert not scripted.requests
 
 
 @pytest.mark.parametrize("method", ["grant", "revoke"])
-def test_an_unknown_role_is_told_with_the_roles(client: Client, method: str) -> None:
+def test_an_unknown_role_is_told_with_the_roles(
+    client: Client, scripted: ScriptedCoordinator, method: str
+) -> None:
     with pytest.raises(UsageError) as raised:
         getattr(client, method)("king", "user/bob")
     assert raised.value.message == f"unknown role 'king': choose {', '.join(ROLES)}"
     assert "admin" in ROLES
+    assert not scripted.requests
 
 
 @pytest.mark.parametrize(
@@ -89,12 +96,17 @@ def test_an_unknown_role_is_told_with_the_roles(client: Client, method: str) -> 
         lambda client: client.commands(-(10**20)),
         lambda client: client.events(limit=-(10**20)),
         lambda client: client.audit_entries(-(10**20)),
+        lambda client: next(client.output("one", offset=10**30)),
+        lambda client: next(client.output_parts("one", offset=-(10**30))),
     ],
-    ids=["pid", "generation", "uses", "commands", "events", "audit"],
+    ids=["pid", "generation", "uses", "commands", "events", "audit", "output", "parts"],
 )
-def test_a_number_out_of_range_is_a_usage_error(client: Client, call: Callable[[Client], object]) -> None:
+def test_a_number_out_of_range_is_a_usage_error(
+    client: Client, scripted: ScriptedCoordinator, call: Callable[[Client], object]
+) -> None:
     with pytest.raises(UsageError, match="out of range; give a number from"):
         call(client)
+    assert not scripted.requests
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ BUSY_LIMIT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
 """Timeout of one connection attempt."""
 
+CALLER_STREAMS: Final = "caller_streams"
+"""The bound on the streams of one identity over all its clients, as refusals name it (docs/security.md)."""
+
 
 def is_outage(error: LeaseholdError) -> bool:
     """Whether the error means that no coordinator answers at the moment."""
@@ -110,10 +113,12 @@ def resume(
 
     Raises:
         LeaseholdError: An error after which the stream is not reopened, or the last error once an outage has
-            lasted 30 s. A stream that stays open ends the outage, also without a response.
+            lasted 30 s. A stream that stays open ends the outage, also without a response. If the caller has
+            too many streams, a stream that was never open has one further attempt only.
     """
     lost_since: float | None = None
     failures = 0
+    was_open = False
     while True:
         opened = time.monotonic()
         try:
@@ -121,14 +126,21 @@ def resume(
                 for response in stream:
                     lost_since = None
                     failures = 0
+                    was_open = True
                     yield response
             return
         except LeaseholdError as error:
-            if not (isinstance(error, RenewalDueError) or may_reopen(error)):
+            is_renewal = isinstance(error, RenewalDueError)
+            if not (is_renewal or may_reopen(error)):
                 raise
             now = time.monotonic()
             # A stream that lasted longer than a connection attempt was connected.
-            if lost_since is None or now - opened > 2 * CONNECT_TIMEOUT_S:
+            has_lasted = now - opened > 2 * CONNECT_TIMEOUT_S
+            was_open = was_open or has_lasted or is_renewal
+            # The place of a stream that has just ended may be free a moment later.
+            if failures and not was_open and error.metadata.get("bound") == CALLER_STREAMS:
+                raise
+            if lost_since is None or has_lasted:
                 lost_since = now
             wait_s = back_off_s(error, failures)
             failures += 1

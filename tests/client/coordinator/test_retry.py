@@ -34,6 +34,54 @@ def test_other_errors_are_raised_at_once() -> None:
     assert len(opened) == 1
 
 
+def refusal() -> LeaseholdError:
+    """The refusal of a further stream of a caller."""
+    return LeaseholdError(
+        "user/carol has 64 streams", "TOO_MANY_CALLS", {"bound": "caller_streams"}, retry_after_s=0.01
+    )
+
+
+def test_a_stream_beyond_the_bound_of_its_caller_is_refused_after_one_further_attempt() -> None:
+    opened = []
+
+    def refused() -> Generator[str]:
+        opened.append(1)
+        yield from raising(refusal())
+
+    with pytest.raises(LeaseholdError, match="user/carol has 64 streams"):
+        list(resume(refused))
+    assert len(opened) == 2
+
+
+def test_a_stream_is_opened_in_the_place_of_one_that_has_just_ended() -> None:
+    errors = [refusal()]
+
+    def stream() -> Generator[str]:
+        if errors:
+            yield from raising(errors.pop())
+        yield "a"
+
+    assert list(resume(stream)) == ["a"]
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_stream_that_was_open_waits_for_a_place(monkeypatch: pytest.MonkeyPatch, *, is_quiet: bool) -> None:
+    monkeypatch.setattr(retry, "CONNECT_TIMEOUT_S", 0.02)
+    broken: list[LeaseholdError] = [NoCoordinatorError("away"), *(refusal() for _ in range(4))]
+
+    def stream() -> Generator[str]:
+        if len(broken) == 5:
+            if is_quiet:
+                time.sleep(0.05)  # longer than a connection takes to make
+            else:
+                yield "a"
+        if broken:
+            yield from raising(broken.pop(0))
+        yield "b"
+
+    assert list(resume(stream)) == (["b"] if is_quiet else ["a", "b"])
+
+
 def test_an_outage_ends_at_its_limit() -> None:
     def away() -> Generator[str]:
         yield from raising(NoCoordinatorError("away"))

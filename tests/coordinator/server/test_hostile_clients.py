@@ -1,7 +1,9 @@
 """One client floods the coordinator, and another one's calls go on."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, cast
 
@@ -19,6 +21,8 @@ from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, UpdateWorkloadRequest
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_client.config import credentials_directory
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.fleet.callers import STREAM_LIMIT
 from leasehold_coordinator.storage.rows import binding_row
 
@@ -122,6 +126,24 @@ def test_a_flood_of_bytes_leaves_room_for_others(strict: World) -> None:
 
     until(lambda: refused_by(send) == "caller_bytes_per_s")
     FleetServiceStub(strict.quiet).ListWorkers(ListWorkersRequest(), timeout=TIMEOUT_S)
+
+
+def test_a_client_tells_the_bound_on_the_streams_of_its_caller(
+    strict: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict.mallory.write(tmp_path, "client")
+    monkeypatch.setenv("LEASEHOLD_CREDENTIALS", str(tmp_path))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(strict.address)) for _ in range(3)]
+        for client in clients:
+            next(stack.enter_context(closing(client.watch_fleet())))
+        began_s = time.monotonic()
+        with pytest.raises(
+            LeaseholdError, match="user/mallory has 3 streams, and one caller may have 3"
+        ) as told:
+            next(clients[0].watch_fleet())
+        assert time.monotonic() - began_s < 15, "and not after 30 s"
+        assert told.value.metadata["bound"] == "caller_streams"
 
 
 COSTLY: Final = """

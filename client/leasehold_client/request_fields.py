@@ -1,6 +1,6 @@
 """Builds requests from arguments. An argument that its field can't hold is a :class:`UsageError`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, ParamSpec, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -31,6 +31,9 @@ def build(kind: Callable[Fields, Built], *arguments: Fields.args, **fields: Fiel
         TypeError: The message has no such field. The caller passes options of its own caller as fields.
         ValueError: Any other error of protobuf, unchanged.
     """
+    for name, value in fields.items():
+        if isinstance(value, Iterator):  # its values are needed twice if one does not fit
+            fields[name] = [*value]
     try:
         return kind(*arguments, **fields)
     except ValueError:  # protobuf's own text names neither the field nor the range
@@ -52,10 +55,10 @@ def value_text(value: object) -> str:
 
 
 def _parts(value: object) -> list[object]:
-    """The single values of a field: one, or those of a list or of a map."""
+    """The single values of a field: one, or those of a map or of any other iterable."""
     if isinstance(value, Mapping):
         return [*value.keys(), *value.values()]
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return [*value] if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
 
 
 def _require_fit(name: str, cpp_type: int, value: object) -> None:

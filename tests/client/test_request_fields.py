@@ -1,5 +1,6 @@
 """Values that a request can't hold, and arguments that no method has."""
 
+from collections import UserList, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,10 +60,16 @@ def test_a_text_with_a_surrogate_is_told_escaped(make: Callable[[], object], mes
     assert raised.value.message.endswith("give a text without surrogates (U+D800 to U+DFFF)")
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_the_bad_text_of_a_list_is_told(kind: Callable[[list[str]], Any]) -> None:
+@pytest.mark.parametrize("kind", [list, tuple, deque, UserList, set, dict.fromkeys, iter])
+def test_the_bad_text_of_an_iterable_is_told(kind: Callable[[list[str]], Any]) -> None:
     with pytest.raises(UsageError, match=r"invalid preempt '\\ud800'"):
         build(RestoreOperation, preempt=kind(["one", SURROGATE]))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque, UserList, iter])
+def test_an_iterable_fills_a_repeated_field(kind: Callable[[list[str]], Any]) -> None:
+    built = build(RestoreOperation, preempt=kind(["one", "two"]))
+    assert built == RestoreOperation(preempt=["one", "two"])
 
 
 def test_a_long_text_is_cut() -> None:

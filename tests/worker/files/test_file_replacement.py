@@ -45,5 +45,6 @@ def test_a_full_disk_keeps_the_former_file(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space left"):
             replace_file(path, b"new")
     assert path.read_bytes() == b"former"
+    assert os.listdir(tmp_path) == ["key"]
     replace_file(path, b"new")
     assert path.read_bytes() == b"new"

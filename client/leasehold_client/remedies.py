@@ -107,8 +107,8 @@ REMEDIES: Final = {
     "WORKER_CONNECTED": "Stop the worker first.",
     "WORKER_DELETED": "Look at the worker's host, if there is one.",
     "TOO_MANY_CALLS": (
-        "End unused watches and `logs -f`. The client retries, but only once for a new stream above "
-        "`caller_streams`."
+        "End unused watches and `logs -f`. The client retries, but only once for a new watch or output "
+        "above `caller_streams`."
     ),
     "NOT_READY": (
         "Wait with `leasehold wait`, then try again. The verbs `suspend` and `remap` do so by themselves."

@@ -132,7 +132,7 @@ async def watch_command(open_stream: OpenStream, deadline: CommandDeadline) -> A
                     revision = current.revision
                     yield current
 
-    async with aclosing(resume(attempt)) as states:
+    async with aclosing(resume(attempt, is_patient=True)) as states:
         async for current in states:
             yield current
             if has_ended(current.state):

@@ -106,7 +106,7 @@ async def wait_workload(
             f"{late}; it continues ({state}), and `leasehold get workloads {name}` shows its state"
         )
 
-    async with aclosing(resume(attempt, _may_reopen)) as states:
+    async with aclosing(resume(attempt, _may_reopen, is_patient=True)) as states:
         async for current in states:
             if holds(current):
                 return current

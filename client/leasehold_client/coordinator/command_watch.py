@@ -133,7 +133,7 @@ def watch_command(open_stream: OpenStream, deadline: CommandDeadline) -> Generat
                     revision = current.revision
                     yield current
 
-    with closing(resume(attempt)) as states:
+    with closing(resume(attempt, is_patient=True)) as states:
         for current in states:
             yield current
             if has_ended(current.state):

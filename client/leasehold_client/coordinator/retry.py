@@ -104,21 +104,24 @@ def repeat(
 def resume(
     open_stream: Callable[[], Generator[Response]],
     may_reopen: Callable[[LeaseholdError], bool] = is_transient,
+    *,
+    is_patient: bool = False,
 ) -> Generator[Response]:
     """Yields the responses of a stream, which is reopened each time that it breaks, until it ends.
 
     Args:
         open_stream: Opens the stream after the last response, whose position the caller tracks.
         may_reopen: Whether the stream is reopened after this error. Other errors are raised at once.
+        is_patient: Whether a stream that was never open waits as long as one that was, if the caller has too
+            many streams: a wait does, since other waits end meanwhile. Otherwise it has one further attempt.
 
     Raises:
         LeaseholdError: An error after which the stream is not reopened, or the last error once an outage has
-            lasted 30 s. A stream that stays open ends the outage, also without a response. If the caller has
-            too many streams, a stream that was never open has one further attempt only.
+            lasted 30 s. A stream that stays open ends the outage, also without a response.
     """
     lost_since: float | None = None
     failures = 0
-    was_open = False
+    was_open = is_patient
     while True:
         opened = time.monotonic()
         try:

@@ -107,7 +107,7 @@ def wait_workload(
             f"{late}; it continues ({state}), and `leasehold get workloads {name}` shows its state"
         )
 
-    with closing(resume(attempt, _may_reopen)) as states:
+    with closing(resume(attempt, _may_reopen, is_patient=True)) as states:
         for current in states:
             if holds(current):
                 return current

@@ -53,6 +53,17 @@ def test_a_stream_beyond_the_bound_of_its_caller_is_refused_after_one_further_at
     assert len(opened) == 2
 
 
+def test_a_new_wait_waits_for_a_place() -> None:
+    errors = [refusal() for _ in range(4)]
+
+    def stream() -> Generator[str]:
+        if errors:
+            yield from raising(errors.pop())
+        yield "a"
+
+    assert list(resume(stream, is_patient=True)) == ["a"]
+
+
 def test_a_stream_is_opened_in_the_place_of_one_that_has_just_ended() -> None:
     errors = [refusal()]
 

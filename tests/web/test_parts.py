@@ -224,6 +224,30 @@ def test_a_logout_on_a_full_disk_survives_a_restart(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_file_of_sessions_that_can_be_neither_written_nor_deleted_is_told(
+    tmp_path: Path, caplog: Any
+) -> None:
+    def refuse(file: Path, data: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def story() -> None:
+        doors = Doors()
+        (tmp_path / "folder").mkdir()  # which unlink refuses
+        await Sessions(doors, tmp_path / "folder", refuse).open(doors.entry())
+        await Sessions(doors, tmp_path / "none", refuse).open(doors.entry())
+
+    asyncio.run(story())
+    kept, gone = (record.getMessage() for record in caplog.records)
+    assert kept == (
+        f"{tmp_path / 'folder'} can be neither written (Read-only file system) nor deleted (Is a directory), "
+        "so sessions that end now are valid again after a restart: delete the file"
+    )
+    assert gone == (
+        f"{tmp_path / 'none'} can't be written (Read-only file system), "
+        "so browsers must log in again after a restart"
+    )
+
+
 def test_sessions_of_an_earlier_run_count(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sessions, "SESSIONS_PER_CALLER", 2)
 

@@ -204,13 +204,7 @@ class Sessions:
             try:
                 await asyncio.to_thread(self._replace_file, self._path, data)
             except OSError as error:
-                logger.warning(
-                    "%s can't be written (%s), so browsers must log in again after a restart",
-                    self._path,
-                    error.strerror,
-                )
-                with suppress(OSError):  # the former file may have a session that has ended since
-                    await asyncio.to_thread(self._path.unlink, missing_ok=True)
+                await _remove(self._path, error.strerror)
 
 
 def _digest(session_id: str) -> str:
@@ -220,3 +214,19 @@ def _digest(session_id: str) -> str:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(FILE_LIMIT_BYTES)
+
+
+async def _remove(path: Path, why: str | None) -> None:
+    """Deletes a file that can't be written: it may have a session that has ended since."""
+    try:
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+    except OSError as error:
+        logger.warning(
+            "%s can be neither written (%s) nor deleted (%s), so sessions that end now are valid again "
+            "after a restart: delete the file",
+            path,
+            why,
+            error.strerror,
+        )
+    else:
+        logger.warning("%s can't be written (%s), so browsers must log in again after a restart", path, why)

@@ -131,6 +131,41 @@ def test_a_failed_hook_is_marked_and_found(browser: Browser, web_fleet: WebFleet
 
 
 @pytest.mark.long
+def test_each_error_of_a_running_workload_has_a_mark_and_a_text(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    changes: list[list[object]] = [["worker", "a", {"worker_id": "a", "name": "alpha", "state": "CONNECTED"}]]
+    for slot, reason in enumerate(("HOOK_FAILED", "UNKNOWN_GPU", "A_LATER_REASON")):
+        gpu = {"uuid": f"GPU-{slot}", "worker_id": "a", "slot": slot, "state": "LEASED"}
+        gpu |= {"workload_id": f"w-{slot}", "workload_name": f"w{slot}"}
+        status = {"state": "RUNNING", "error": {"reason": reason}, "lease": {"gpu_uuids": [f"GPU-{slot}"]}}
+        row = {"workload_id": f"w-{slot}", "name": f"w{slot}", "worker_id": "a", "status": status}
+        changes += [["gpu", f"GPU-{slot}", gpu], ["workload", f"w-{slot}", row]]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        for slot, text in enumerate(("hook failed", "lost a GPU", "a later reason")):
+            tile = page.locator(f'[data-uuid="GPU-{slot}"]')
+            expect(tile.locator(".figures")).to_contain_text(text)
+            expect(tile).to_have_attribute("aria-label", re.compile(f"workload w{slot} running, {text}"))
+            mark = tile.locator(".title svg").nth(1)
+            unhealthy = "() => import('/static/glyphs.js').then(({ glyph }) => glyph('UNHEALTHY').innerHTML)"
+            assert mark.inner_html() == page.evaluate(unhealthy)
+            bad = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
+            colours = mark.evaluate(
+                "(one, bad) => { const probe = document.createElement('i'); probe.style.color = bad;"
+                "document.body.append(probe); const wanted = getComputedStyle(probe).color; probe.remove();"
+                "return [getComputedStyle(one).color, wanted]; }",
+                bad,
+            )
+            assert colours[0] == colours[1]
+            page.click(f'[data-uuid="GPU-{slot}"]')
+            expect(page.locator(".drawer")).to_contain_text(f"Staterunning, {text}")
+
+
+@pytest.mark.long
 def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.goto(f"{web_fleet.url}workloads")

@@ -193,6 +193,8 @@ def test_changes_keep_the_places_of_lists_and_details(browser: Browser, web_flee
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
         events = page.locator(".events")
         expect(events.locator("li")).to_have_count(80)
+        tell(["event", "e-102", event(102, "w-1")])  # the view is complete
+        expect(events.locator("li")).to_have_count(81)
         events.evaluate("one => { one.scrollTop = 200; one.dataset.former = ''; }")
         tell(["event", "e-100", event(100, "w-2")], ["command", "c-2", {**command, "workload_id": "w-2"}])
         tell(["command", "c-1", {**command, "state": "RUNNING"}])

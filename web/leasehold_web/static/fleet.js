@@ -61,7 +61,7 @@ export function show(main) {
   }
 
   function nothing(isFiltered) {
-    if (isFiltered) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
+    if (isFiltered && !live.isLoading) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
     if (live.refused) return [h("b", {}, "The fleet is not shown"), live.refused.message];
     if (live.isLoading || !live.isConnected) return [h("b", {}, "Loading the fleet"), "The hosts appear as they come."];
     return [h("b", {}, "No worker has connected yet"), "Start one on a GPU host: ", h("code", {}, "leasehold worker --coordinator HOST:PORT")];

@@ -56,6 +56,41 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
 
 
 @pytest.mark.long
+def test_keys_move_the_focus_over_the_tiles_of_hosts(browser: Browser, web_fleet: WebFleet) -> None:
+    """The hosts beta and delta have no tiles."""
+    changes: list[list[object]] = []
+    for name, gpus in (("alpha", 3), ("beta", 0), ("gamma", 2), ("delta", 0)):
+        changes.append(["worker", name, {"worker_id": name, "name": name, "state": "CONNECTED"}])
+        for number in range(gpus):
+            uuid = f"GPU-{name}-{number}"
+            changes.append(["gpu", uuid, {"uuid": uuid, "worker_id": name, "slot": number, "state": "FREE"}])
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        page.locator('[data-uuid="GPU-alpha-1"]').focus()
+        for key, goal in (
+            ("End", "gamma-1"),
+            ("End", "gamma-1"),
+            ("ArrowRight", "gamma-1"),
+            ("Home", "alpha-0"),
+            ("Home", "alpha-0"),
+            ("ArrowLeft", "alpha-0"),
+            ("ArrowRight", "alpha-1"),
+            ("ArrowRight", "alpha-2"),
+            ("ArrowRight", "gamma-0"),
+            ("ArrowLeft", "alpha-2"),
+            ("ArrowDown", "gamma-1"),
+            ("ArrowUp", "alpha-1"),
+            ("PageDown", "gamma-1"),
+            ("PageUp", "alpha-1"),
+        ):
+            page.keyboard.press(key)
+            expect(page.locator(f'[data-uuid="GPU-{goal}"]')).to_be_focused()
+
+
+@pytest.mark.long
 def test_the_focus_outlives_a_change(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:
         expect_state(page, 3, "FREE")
@@ -158,6 +193,8 @@ def test_changes_keep_the_places_of_lists_and_details(browser: Browser, web_flee
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
         events = page.locator(".events")
         expect(events.locator("li")).to_have_count(80)
+        tell(["event", "e-102", event(102, "w-1")])  # the view is complete
+        expect(events.locator("li")).to_have_count(81)
         events.evaluate("one => { one.scrollTop = 200; one.dataset.former = ''; }")
         tell(["event", "e-100", event(100, "w-2")], ["command", "c-2", {**command, "workload_id": "w-2"}])
         tell(["command", "c-1", {**command, "state": "RUNNING"}])

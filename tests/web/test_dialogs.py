@@ -304,7 +304,7 @@ def test_a_command_of_a_host_out_of_contact_does_not_go_on(browser: Browser, web
         page.reload()
         page.wait_for_function("() => Boolean(window.source?.onmessage)")
         expect(page.locator("#who")).to_contain_text("admin")
-        told = "Its host worker-a is out of contact. The outcome is known when the host returns."
+        told = "Its host … is out of contact. The outcome is known when the host returns."
         assert page.evaluate(UNKNOWN, "UNKNOWN") == [0, told, "/workers/worker-a"]
         assert page.evaluate(UNKNOWN, "RUNNING") == [1, "", ""]
         changes = [["command", "c-1", {**command, "state": "UNKNOWN"}]]

@@ -131,6 +131,123 @@ def test_a_failed_hook_is_marked_and_found(browser: Browser, web_fleet: WebFleet
 
 
 @pytest.mark.long
+def test_each_error_of_a_running_workload_has_a_mark_and_a_text(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    changes: list[list[object]] = [["worker", "a", {"worker_id": "a", "name": "alpha", "state": "CONNECTED"}]]
+    for slot, reason in enumerate(("HOOK_FAILED", "UNKNOWN_GPU", "A_LATER_REASON")):
+        gpu = {"uuid": f"GPU-{slot}", "worker_id": "a", "slot": slot, "state": "LEASED"}
+        gpu |= {"workload_id": f"w-{slot}", "workload_name": f"w{slot}"}
+        status = {"state": "RUNNING", "error": {"reason": reason}, "lease": {"gpu_uuids": [f"GPU-{slot}"]}}
+        row = {"workload_id": f"w-{slot}", "name": f"w{slot}", "worker_id": "a", "status": status}
+        changes += [["gpu", f"GPU-{slot}", gpu], ["workload", f"w-{slot}", row]]
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        for slot, text in enumerate(("hook failed", "lost a GPU", "a later reason")):
+            tile = page.locator(f'[data-uuid="GPU-{slot}"]')
+            expect(tile.locator(".figures")).to_contain_text(text)
+            expect(tile).to_have_attribute("aria-label", re.compile(f"workload w{slot} running, {text}"))
+            mark = tile.locator(".title svg").nth(1)
+            unhealthy = "() => import('/static/glyphs.js').then(({ glyph }) => glyph('UNHEALTHY').innerHTML)"
+            assert mark.inner_html() == page.evaluate(unhealthy)
+            bad = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
+            colours = mark.evaluate(
+                "(one, bad) => { const probe = document.createElement('i'); probe.style.color = bad;"
+                "document.body.append(probe); const wanted = getComputedStyle(probe).color; probe.remove();"
+                "return [getComputedStyle(one).color, wanted]; }",
+                bad,
+            )
+            assert colours[0] == colours[1]
+            page.click(f'[data-uuid="GPU-{slot}"]')
+            expect(page.locator(".drawer")).to_contain_text(f"Staterunning, {text}")
+
+
+@pytest.mark.long
+def test_while_the_view_loads_no_id_stands_in_the_place_of_a_name(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    parked = {"state": "SUSPENDED", "parked_bytes": 576 * 2**20, "park_time": 1}
+    runs = {"state": "RUNNING", "lease": {"gpu_uuids": ["GPU-1"]}}
+    states = (("one", parked), ("two", {"state": "PENDING"}), ("three", runs))
+    common = {"worker_id": "worker-a", "create_time": 1}
+    rows = [
+        {**common, "workload_id": f"w-{at:012}", "name": name, "status": status}
+        for at, (name, status) in enumerate(states)
+    ]
+    stored = {"create_time": 1, "end_time": 2, "state": "UNKNOWN", "worker_id": "worker-a"}
+    commands = [
+        {**stored, "command_id": "c-1", "operation": {"cordon": {"gpu_uuids": ["GPU-1"]}}},
+        {**stored, "command_id": "c-2", "operation": {"suspend": {}}, "workload_id": "w-000000000000"},
+    ]
+    worker = {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}
+    gpu = {"uuid": "GPU-1", "worker_id": "worker-a", "slot": 0, "state": "LEASED"}
+    changes = [["worker", "worker-a", worker], ["gpu", "GPU-1", gpu], ["workload", "w-000000000000", rows[0]]]
+    id_of = re.compile("worker-a|w-0|GPU-1|deleted")
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.route("**/api/workloads?*", lambda one: one.fulfill(json={"workloads": rows}))
+        page.route("**/api/commands?*", lambda one: one.fulfill(json={"commands": commands}))
+        page.route("**/api/names?*", lambda one: one.fulfill(json={}))
+        page.route("**/api/history?*", lambda one: one.fulfill(json={"spans": []}))
+        host = {"worker": worker, "gpus": [], "events": []}
+        page.route("**/api/workers/*", lambda one: one.fulfill(json=host))
+        main = page.locator("main")
+
+        def load(path: str, shown: str) -> None:
+            page.goto(f"{web_fleet.url}{path}")
+            page.wait_for_function("() => Boolean(window.source?.onmessage)")
+            page.evaluate("tell", {"reset": {}, "changes": [], "state": {"is_loading": True}})
+            expect(main).to_contain_text(shown)
+            assert not id_of.search(main.inner_text()), main.inner_text()
+
+        def complete() -> None:
+            page.evaluate("tell", {"changes": changes, "state": {}})
+
+        load("workloads", "…: 576 MiB in host memory")
+        places = page.locator("tbody td:nth-child(3)")
+        expect(places).to_have_text(["…: 576 MiB in host memory", "…", "1 GPU"])
+        for word in ("worker-a", "alpha"):
+            page.fill("input[type=search]", word)
+            expect(main).to_contain_text("No workload matches yet.")
+        complete()
+        expect(page.locator("tbody tr")).to_have_count(3)
+        page.fill("input[type=search]", "")
+        expect(places).to_have_text(["alpha: 576 MiB in host memory", "alpha", "alpha/0"])
+
+        load("commands", "Its host … is out of contact")
+        expect(page.locator(".command header a[href^='/w']")).to_have_text(["…", "…"])
+        complete()
+        expect(page.locator(".command header a[href^='/w']")).to_have_text(["alpha/0", "one"])
+        expect(main).to_contain_text("Its host alpha is out of contact")
+
+        page.goto(f"{web_fleet.url}workers/alpha")
+        card = page.get_by_role("region", name="Workloads")
+        expect(card).to_contain_text("Loading…")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        expect(card).to_contain_text("one")
+
+        uuid = "GPU-00000000-0000-0000-0000-000000000000"
+        changes.append(["gpu", uuid, {**gpu, "uuid": uuid, "slot": 1}])
+        event = {"event_id": "e-1", "workload_id": "w-2", "message": f"lost {uuid}", "time": 1}
+        of = {"workload": {**rows[2], "workload_id": "w-2"}, "commands": commands[:1], "events": [event]}
+        page.route("**/api/workloads/w-2", lambda one: one.fulfill(json=of))
+        page.route("**/api/workloads/w-2/*", lambda one: one.fulfill(json={"refusal": {"message": "none"}}))
+        viewer = {"identity": "user/ann", "role": "VIEWER"}  # who has no output
+        page.route("**/api/session", lambda one: one.fulfill(json=viewer))
+        page.goto(f"{web_fleet.url}workloads/w-2")
+        facts = page.locator(".facts").first
+        expect(facts).to_contain_text("GPUs…Host…")
+        expect(page.locator(".command header a")).to_have_text("…")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        expect(facts).to_contain_text("GPUsalpha/0Hostalpha")
+        expect(page.locator(".command header a")).to_have_text("alpha/0")
+        expect(page.locator(".events li")).to_contain_text("lost alpha/1")
+
+
+@pytest.mark.long
 def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.goto(f"{web_fleet.url}workloads")

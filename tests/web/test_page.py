@@ -69,21 +69,46 @@ def test_a_cordoned_host_counts_all_its_gpus(browser: Browser, fleet: WebFleet) 
         expect(gpus).to_contain_text(re.compile("0 of 4 *free"))
 
 
-LIMITS: Final = """async () => {
+MEMORY: Final = """async () => {
   const { planView } = await import("/static/plan_view.js");
   const tier = (name, available) => ({ tier: name, needed_bytes: 1024, available_bytes: available });
-  return [[tier("HOST"), tier("DEVICE")], [tier("HOST", 2048), tier("DEVICE")]].map(
-    (tiers) => [...planView({ tiers }).querySelectorAll("th, td")].map((one) => one.textContent).join(" "));
+  const host = { needed_bytes: 4096, available_bytes: 8192 };
+  return [
+    [{ tiers: [tier("HOST"), tier("DEVICE")] }, "suspend"],
+    [{ tiers: [tier("HOST", 2048), tier("DEVICE")], host_memory: host }, "suspend"],
+    [{ tiers: [tier("DISK", 2048)], host_memory: host }, "suspend"],
+    [{ host_memory: host }, "remap"],
+    [{ tiers: [tier("HOST")] }, "restore"],
+    [{ tiers: [tier("DISK")], host_memory: host }, "restore"],
+    [{ tiers: [tier("HOST", 8192)], host_memory: host }, "restore"],
+  ].map(([plan, verb]) =>
+    [...planView(plan, verb).querySelectorAll("th, td")].map((one) => one.textContent).join(" "));
 }"""
 
 
 @pytest.mark.long
-def test_a_plan_without_limits_has_no_column_for_them(browser: Browser, web_fleet: WebFleet) -> None:
+def test_the_memory_of_a_plan_is_needed_or_held_and_has_no_column_without_values(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
-        assert page.evaluate(LIMITS) == [
+        assert page.evaluate(MEMORY) == [
             "Tier Needed host 1.0 KiB device 1.0 KiB",
             "Tier Needed Available host 1.0 KiB 2.0 KiB device 1.0 KiB \N{EN DASH}",
+            "Tier Needed Available disk 1.0 KiB 2.0 KiB host 4.0 KiB 8.0 KiB",
+            "Tier Needed Available host 4.0 KiB 8.0 KiB",
+            "Tier Held host 1.0 KiB",
+            "Tier Held Needed Available disk 1.0 KiB - - host - 4.0 KiB 8.0 KiB".replace("-", "\N{EN DASH}"),
+            "Tier Needed Available host 4.0 KiB 8.0 KiB",  # members that must be suspended first
         ]
+
+
+@pytest.mark.long
+def test_the_dry_run_of_a_restore_says_that_the_bytes_are_held(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("suspend", "train")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/train")
+        page.click('.title-line button:text-is("Restore")')
+        expect(page.locator("dialog .plan")).to_contain_text(re.compile(r"MemoryTierHeldhost\d"))
 
 
 WORDS = """async () => {

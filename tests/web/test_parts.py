@@ -224,6 +224,30 @@ def test_a_logout_on_a_full_disk_survives_a_restart(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_file_of_sessions_that_can_be_neither_written_nor_deleted_is_told(
+    tmp_path: Path, caplog: Any
+) -> None:
+    def refuse(file: Path, data: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def story() -> None:
+        doors = Doors()
+        (tmp_path / "folder").mkdir()  # which unlink refuses
+        await Sessions(doors, tmp_path / "folder", refuse).open(doors.entry())
+        await Sessions(doors, tmp_path / "none", refuse).open(doors.entry())
+
+    asyncio.run(story())
+    kept, gone = (record.getMessage() for record in caplog.records)
+    assert kept == (
+        f"{tmp_path / 'folder'} can be neither written (Read-only file system) nor deleted (Is a directory), "
+        "so sessions that end now are valid again after a restart: delete the file"
+    )
+    assert gone == (
+        f"{tmp_path / 'none'} can't be written (Read-only file system), "
+        "so browsers must log in again after a restart"
+    )
+
+
 def test_sessions_of_an_earlier_run_count(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sessions, "SESSIONS_PER_CALLER", 2)
 
@@ -236,10 +260,44 @@ def test_sessions_of_an_earlier_run_count(tmp_path: Path, monkeypatch: Any) -> N
             await live.load()
             opened += [await live.open(doors.entry("user/ann")), await live.open(doors.entry("user/bob"))]
         assert [await live.find(one) is not None for one in opened] == expected
-        assert len(live._live) == 4
+        assert len(live._live) == sum(expected)
 
-    asyncio.run(story(4, [False, False, True, True, True, True]))  # those that were used longest ago
-    asyncio.run(story(6, [True, True, True, True, False, False]))  # two of each caller
+    asyncio.run(story(3, [False, False, True, False, True, True]))  # bob's login ends bob's session
+    asyncio.run(story(6, [False, False, True, True, True, True]))  # two of each caller
+
+
+def test_logins_of_one_caller_end_no_earlier_session_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "sessions"
+
+    async def story() -> None:
+        doors = Doors()
+        live = Sessions(doors, path, write)
+        of_others = [await live.open(doors.entry(f"user/{number % 8}")) for number in range(250)]
+        later = Sessions(doors, path, write)
+        await later.load()
+        of_mallory = [await later.open(doors.entry("user/mallory")) for _ in range(200)]
+        assert [await later.find(one) is not None for one in of_mallory] == [False] * 194 + [True] * 6
+        assert [one for one in of_others if await later.find(one) is None] == []
+
+    asyncio.run(story())
+
+
+def test_a_kept_session_may_lack_its_caller(tmp_path: Path) -> None:
+    path = tmp_path / "sessions"
+
+    async def story() -> None:
+        doors = Doors()
+        session_id = await Sessions(doors, path, write).open(doors.entry())
+        (kept,) = json.loads(path.read_text())
+        assert kept.pop("caller") == "user/ann"
+        path.write_text(json.dumps([kept]))
+        later = Sessions(doors, path, write)
+        await later.load()
+        session = await later.find(session_id)
+        assert session is not None
+        assert session.entry.caller == "user/ann"
+
+    asyncio.run(story())
 
 
 def test_unknown_is_absent_and_never_zero() -> None:

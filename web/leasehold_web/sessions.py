@@ -21,10 +21,10 @@ from leasehold_web.entries import Doors, Entry, LoginRefusedError
 logger = logging.getLogger(__name__)
 
 SESSION_LIMIT: Final = 256
-"""Most sessions. A further login ends the one that was used longest ago."""
+"""Most sessions. A further login ends another session of its caller, or else the one used longest ago."""
 
 SESSIONS_PER_CALLER: Final = 32
-"""Most sessions of one caller, likewise. So nobody ends the sessions of others by many logins."""
+"""Most sessions of one caller, likewise. The logins of one caller end at most one session of others."""
 
 SESSION_LIFE_S: Final = 12 * 3600.0
 ID_BYTES: Final = 32
@@ -37,6 +37,7 @@ class _Kept(msgspec.Struct, frozen=True):
     digest: str
     kept: bytes
     expire_s: float
+    caller: str = ""
 
 
 @final
@@ -138,14 +139,31 @@ class Sessions:
         return session
 
     async def _bound(self, latest: Session) -> None:
-        """Ends sessions that were used longest ago, if there are too many with a new one."""
-        of_caller = [one for one in self._live.values() if one.entry.caller == latest.entry.caller]
-        if len(of_caller) > SESSIONS_PER_CALLER:
-            await self.close(of_caller[0])
-        while self._earlier and len(self._live) + len(self._earlier) > SESSION_LIMIT:
-            del self._earlier[next(iter(self._earlier))]
-        while len(self._live) > SESSION_LIMIT:
-            await self.close(next(iter(self._live.values())))
+        """Ends sessions that were used longest ago, if there are too many with a new one.
+
+        Sessions of the same caller come first, so that many logins end no sessions of others.
+        """
+        while (own := self._others_of(latest)) and (
+            len(own) >= SESSIONS_PER_CALLER or self._count > SESSION_LIMIT
+        ):
+            await self._end_one(own[0])
+        while self._count > SESSION_LIMIT:
+            await self._end_one(next(iter([*self._earlier, *self._live])))
+
+    def _others_of(self, session: Session) -> list[str]:
+        """Digests of the other sessions of a session's caller, the one that was used longest ago first."""
+        caller = session.entry.caller
+        earlier = [one.digest for one in self._earlier.values() if one.caller == caller]
+        live = [one.digest for one in self._live.values() if one.entry.caller == caller]
+        return [*earlier, *(digest for digest in live if digest != session.digest)]
+
+    @property
+    def _count(self) -> int:
+        return len(self._live) + len(self._earlier)
+
+    async def _end_one(self, digest: str) -> None:
+        if self._earlier.pop(digest, None) is None:
+            await self.close(self._live[digest])
 
     async def close(self, session: Session) -> None:
         """Ends a session, and its streams.
@@ -178,18 +196,15 @@ class Sessions:
         if self._path is None or self._replace_file is None:
             return
         async with self._writing:
-            live = [_Kept(one.digest, one.entry.kept, one.expire_s) for one in self._live.values()]
+            live = [
+                _Kept(one.digest, one.entry.kept, one.expire_s, one.entry.caller)
+                for one in self._live.values()
+            ]
             data = msgspec.json.encode([*self._earlier.values(), *live])
             try:
                 await asyncio.to_thread(self._replace_file, self._path, data)
             except OSError as error:
-                logger.warning(
-                    "%s can't be written (%s), so browsers must log in again after a restart",
-                    self._path,
-                    error.strerror,
-                )
-                with suppress(OSError):  # the former file may have a session that has ended since
-                    await asyncio.to_thread(self._path.unlink, missing_ok=True)
+                await _remove(self._path, error.strerror)
 
 
 def _digest(session_id: str) -> str:
@@ -199,3 +214,19 @@ def _digest(session_id: str) -> str:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(FILE_LIMIT_BYTES)
+
+
+async def _remove(path: Path, why: str | None) -> None:
+    """Deletes a file that can't be written: it may have a session that has ended since."""
+    try:
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+    except OSError as error:
+        logger.warning(
+            "%s can be neither written (%s) nor deleted (%s), so sessions that end now are valid again "
+            "after a restart: delete the file",
+            path,
+            why,
+            error.strerror,
+        )
+    else:
+        logger.warning("%s can't be written (%s), so browsers must log in again after a restart", path, why)

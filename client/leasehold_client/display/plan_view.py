@@ -41,6 +41,9 @@ _TIERS: Final[dict[Tier.ValueType, str]] = {
 }
 """Places of a suspended workload's bytes."""
 
+_RESTORES: Final = ("restore", "wake")
+"""The verbs that restore. They have the same plan."""
+
 
 def echo_plan(
     plan: Plan, what: str, verb: str, gpus: Iterable[FleetGpu], names: Mapping[str, str] | None = None
@@ -58,7 +61,7 @@ def plan_lines(
     Args:
         plan: The plan.
         what: Names of the workloads.
-        verb: The planned verb.
+        verb: The planned verb, such as ``restore`` or its other name ``wake``.
         gpus: The GPUs of the fleet, for short names.
         names: Names of workloads by id, for a plan of several workloads.
     """
@@ -71,7 +74,8 @@ def plan_lines(
     tiers = [
         tier for tier in plan.tiers if tier.tier != plan_pb2.TIER_HOST or not plan.HasField("host_memory")
     ]
-    lines += table_lines(map(_tier_row, tiers))
+    # A restore needs no room in its tiers: they hold the bytes already.
+    lines += table_lines(_tier_row(tier, "held" if verb in _RESTORES else "needed") for tier in tiers)
     if plan.HasField("host_memory"):  # with the limit of the control group, so instead of the tier
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
@@ -144,11 +148,11 @@ def _host_memory(host_memory: HostMemoryPlan) -> str:
     return f"host memory: {', '.join(parts)}"
 
 
-def _tier_row(tier: TierPlan) -> list[str]:
+def _tier_row(tier: TierPlan, what: str) -> list[str]:
     available = f"{size_text(tier.available_bytes)} available" if tier.HasField("available_bytes") else ""
     return [
         _TIERS.get(tier.tier, f"tier {tier.tier}"),
-        f"{field_size(tier, 'needed_bytes')} needed",
+        f"{field_size(tier, 'needed_bytes')} {what}",
         available,
     ]
 

@@ -132,6 +132,24 @@ def test_the_first_line_says_what_would_happen(
     assert done.stdout.splitlines()[0] == f"one: restore {line}"
 
 
+@pytest.mark.parametrize("verb", ["restore", "wake"])
+def test_a_restore_holds_its_bytes_already(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str
+) -> None:
+    host = TierPlan(tier=plan_pb2.TIER_HOST, needed_bytes=GIB)
+    plays(scripted, Plan(tiers=[host]))
+    assert leasehold(verb, "one", "--dry-run").stdout.splitlines() == [
+        f"one: {verb} would move 1.0 GiB",
+        "  in host memory  1.0 GiB held",
+    ]
+    image = TierPlan(tier=plan_pb2.TIER_DISK, needed_bytes=2 * GIB)
+    plays(scripted, Plan(tiers=[image], host_memory=HostMemoryPlan(needed_bytes=GIB)))
+    assert leasehold(verb, "one", "--dry-run").stdout.splitlines()[1:] == [
+        "  on disk  2.0 GiB held",
+        "  host memory: 1.0 GiB needed",
+    ]
+
+
 def test_a_plan_for_programs_has_the_fields_of_the_proto(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:

@@ -1,7 +1,8 @@
 """Children of a workload that was moved, which begin on its old GPU."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,47 @@ def moved(session: Session, host: SimulatedHost, tmp_path: Path, request: pytest
     (tmp_path / "go").touch()
     wait_until(lambda: len(counters(host)) == 3, "the second counter uses the old GPU")
     return session
+
+
+def told(warnings: Iterable[str]) -> list[str]:
+    """Workloads of the warnings about processes that start after a move, in order."""
+    texts = "|".join(warnings)
+    return re.findall(r"new processes of workload (\w+) still inherit its first CUDA_VISIBLE_DEVICES", texts)
+
+
+def check_remap(session: Session, operation: RemapOperation, *names: str) -> None:
+    """The plan and the result of a remap warn about these workloads, and no others."""
+    assert told(plan_of(session, "", remap=operation).warnings) == [*names]
+    outcome = session.run(f"remap-{time.monotonic_ns()}", operation.moves[0].workload_id, remap=operation)
+    assert outcome.state == SUCCEEDED, outcome.error
+    assert told(outcome.result.warnings) == [*names]
+
+
+@pytest.mark.long
+def test_a_plan_and_its_result_warn_of_later_processes_on_other_gpus_than_those_of_the_start(
+    session: Session, host: SimulatedHost
+) -> None:
+    def move(workload_id: str, *pairs: tuple[int, int]) -> Move:
+        named = [
+            gpu_pb2.GpuPair(old_uuid=host.gpus[old].uuid, new_uuid=host.gpus[new].uuid) for old, new in pairs
+        ]
+        return Move(workload_id=workload_id, pairs=named)
+
+    assert session.run("c1", "w1", run=counter_run("one", 2)).state == SUCCEEDED
+    assert session.run("c2", "w2", run=counter_run("two")).state == SUCCEEDED
+    wait_until(lambda: len(counters(host)) == 2, "both use their GPUs")
+    check_remap(session, RemapOperation(moves=[move("w1", (0, 1), (1, 0))]))  # all are its own
+    check_remap(session, RemapOperation(moves=[move("w1", (0, 3))]), "one")
+    swap = [move("w1", (3, 2)), move("w2", (2, 3))]
+    check_remap(session, RemapOperation(moves=swap), "one", "two")
+    check_remap(session, RemapOperation(moves=[move("w2", (3, 0))]), "two")
+    check_remap(session, RemapOperation(moves=[move("w1", (2, 0)), move("w2", (0, 2))]))  # back
+    assert session.run("c3", "w2", suspend=SuspendOperation()).state == SUCCEEDED
+    there = RestoreOperation(gpu_uuids=[host.gpus[3].uuid])
+    assert told(plan_of(session, "w2", restore=RestoreOperation()).warnings) == []
+    assert told(plan_of(session, "w2", restore=there).warnings) == ["two"]
+    restored = session.run("c4", "w2", restore=there)
+    assert (restored.state, told(restored.result.warnings)) == (SUCCEEDED, ["two"])
 
 
 def joined(host: SimulatedHost, *gpus: int) -> bool:

@@ -229,7 +229,8 @@ def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
     to_second = RestoreOperation(gpu_uuids=[second])
     plan = plan_of(session, "w1", restore=to_second)
     assert plan.destinations[0].needed_bytes >= 2**20
-    assert not plan.warnings
+    (warning,) = plan.warnings
+    assert "its first CUDA_VISIBLE_DEVICES" in warning
     host.hog(second, plan.destinations[0].free_bytes - plan.destinations[0].needed_bytes + 1)
     refused = session.run("c3", "w1", restore=to_second)
     assert refused.state == command_pb2.COMMAND_STATE_REJECTED, refused

@@ -49,8 +49,8 @@ function showAll(main) {
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
     replace(counts, list.pages > 0 && h("span", {}, h("b", {}, String(open.length)), "under way"));
     const without = !problem.hidden ? "The commands are not shown." : list.isLoading && "Loading…";
-    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : without || "No command is under way."));
-    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
+    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? `No such command is under way${live.isLoading ? " yet" : ""}.` : without || "No command is under way."));
+    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${live.isLoading ? " yet" : amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
@@ -62,7 +62,7 @@ function showAll(main) {
   const line = (one) => commandView(one, { actions: [h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "Details"), commandActions(one)] });
   const end = onChange((changes) => {
     if (areOld(changes, "command")) list.renew();
-    if (changes.has("command") || changes.has("workload")) draw();
+    if (["command", "workload", "state"].some((kind) => changes.has(kind))) draw();
   });
   search.addEventListener("input", () => announce(`Matching commands: ${draw()}.`));
   loadMore();
@@ -99,7 +99,7 @@ function showOne(main, id) {
   load();
   const end = onChange((changes) => {
     if (areOld(changes, "command", id)) load();
-    else if (changes.get("command")?.has(id)) draw();
+    else if (changes.get("command")?.has(id) || changes.has("state")) draw();
   });
   return () => {
     isOver = true;

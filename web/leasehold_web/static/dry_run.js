@@ -95,7 +95,7 @@ export class DryRun {
     try {
       const { plans } = await ask("/api/plan", { body: part.action, signal: this.signal });
       if (!part.box.isConnected) return; // outdated
-      this.draw(part, planView(plans[0]), plans[0].refusals?.length > 0 && h("p", {}, this.again(part)));
+      this.draw(part, planView(plans[0], part.action.action), plans[0].refusals?.length > 0 && h("p", {}, this.again(part)));
       part.plan = plans[0];
       this.warn();
       this.onPlan(part.plan);

@@ -61,7 +61,7 @@ export function show(main) {
   }
 
   function nothing(isFiltered) {
-    if (isFiltered) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
+    if (isFiltered && !live.isLoading) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
     if (live.refused) return [h("b", {}, "The fleet is not shown"), live.refused.message];
     if (live.isLoading || !live.isConnected) return [h("b", {}, "Loading the fleet"), "The hosts appear as they come."];
     return [h("b", {}, "No worker has connected yet"), "Start one on a GPU host: ", h("code", {}, "leasehold worker --coordinator HOST:PORT")];
@@ -170,16 +170,17 @@ export function show(main) {
     const worker = slot.closest(".host").dataset.worker;
     const uuids = live.gpusOf.get(worker) ?? [];
     const at = uuids.indexOf(slot.dataset.uuid);
-    const row = hosts.indexOf(worker);
-    const goal = { ArrowRight: [row, at + 1], ArrowLeft: [row, at - 1], ArrowDown: [row + 1, at], ArrowUp: [row - 1, at], Home: [0, 0], End: [hosts.length - 1, 0], PageDown: [Math.min(hosts.length - 1, row + 8), at], PageUp: [Math.max(0, row - 8), at] }[event.key];
+    const stops = hosts.filter((id) => live.gpusOf.has(id)); // hosts with tiles
+    const row = stops.indexOf(worker);
+    const last = stops.length - 1;
+    const goal = { ArrowRight: at + 1 < uuids.length ? [row, at + 1] : [row + 1, 0], ArrowLeft: at > 0 ? [row, at - 1] : [row - 1, Infinity], ArrowDown: [row + 1, at], ArrowUp: [row - 1, at], Home: [0, 0], End: [last, Infinity], PageDown: [Math.min(last, row + 8), at], PageUp: [Math.max(0, row - 8), at] }[event.key];
     if (!goal) return;
     event.preventDefault();
-    let [toRow, toAt] = goal;
-    if (toAt < 0 && toRow > 0) [toRow, toAt] = [toRow - 1, Infinity];
-    else if (toAt >= uuids.length && toRow === row) [toRow, toAt] = [row + 1, 0];
-    const goals = live.gpusOf.get(hosts[toRow]) ?? [];
-    const uuid = goals[Math.min(Math.max(toAt, 0), goals.length - 1)];
+    const [stop, toAt] = goal;
+    const goals = live.gpusOf.get(stops[stop]) ?? [];
+    const uuid = goals[Math.min(toAt, goals.length - 1)];
     if (!uuid) return;
+    const toRow = hosts.indexOf(stops[stop]);
     if (tops[toRow] < list.scrollTop) list.scrollTop = tops[toRow];
     if (tops[toRow + 1] > list.scrollTop + list.clientHeight) list.scrollTop = tops[toRow + 1] - list.clientHeight;
     place();

@@ -4,7 +4,7 @@ import { lastKnown } from "/static/drawer.js";
 import { glyph } from "/static/glyphs.js";
 import { live } from "/static/live.js";
 import { isCandidate, picking } from "/static/picker.js";
-import { bytes, count, FAULTY, gib, lower, PARKED, parkedAt } from "/static/words.js";
+import { bytes, count, errorText, FAULTY, gib, lower, PARKED, parkedAt } from "/static/words.js";
 
 const HOT_CELSIUS = 85;
 export const PARKED_LIMIT = 3; // parked workloads beside a host
@@ -68,9 +68,9 @@ function tile(gpu, isChosen) {
   if (isLastKnown(gpu)) class_ += " last-known";
   if (picking()) class_ += pickClass(gpu);
   return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), "aria-expanded": picking() ? null : String(isChosen), tabindex: "-1" },
-    h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
+    h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing.mark), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
     h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-    h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing}` }, lower(doing)) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
+    h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing.mark}` }, doing.text) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
 }
 
 // Whether its host is out of contact.
@@ -78,10 +78,11 @@ export function isLastKnown(gpu) {
   return live.workers.get(gpu.worker_id)?.state !== "CONNECTED";
 }
 
-// The state of the workload on a GPU, unless it runs without an error.
+// The mark and the text of the state or error of the workload on a GPU. Undefined: it runs without an error, or is unknown.
 function stateBeside(gpu) {
   const { state, error } = live.workloads.get(gpu.workload_id)?.status ?? {};
-  return state === "RUNNING" ? error?.reason : state;
+  if (state !== "RUNNING") return state && { mark: state, text: lower(state) };
+  return error && { mark: "ERROR", text: errorText(error) };
 }
 
 function pickClass(gpu) {
@@ -93,8 +94,9 @@ function pickClass(gpu) {
 
 function label(gpu) {
   const sample = gpu.sample ?? {};
+  const doing = stateBeside(gpu);
   const parts = [`GPU ${gpu.slot ?? 0} of ${live.workers.get(gpu.worker_id)?.name}`, lower(gpu.state)];
-  if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${stateBeside(gpu) ? ` ${lower(stateBeside(gpu))}` : ""}`);
+  if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${doing ? `${doing.mark === "ERROR" ? " running," : ""} ${doing.text}` : ""}`);
   if (isLastKnown(gpu)) parts.push("last known");
   if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
   if (gpu.cordon && gpu.state !== "CORDONED") parts.push("cordoned");

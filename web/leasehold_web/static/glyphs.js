@@ -25,7 +25,7 @@ const SHAPES = {
   LEASED: [square], FREE: [circle], RESERVED: [dashed], CORDONED: bar, UNHEALTHY: triangle, FOREIGN: [diamond],
   PENDING: dots, RUNNING: [play], SUSPENDING: half, RESTORING: half, REMAPPING: half, STOPPING: half,
   SUSPENDED: pause, CHECKPOINTED: disk, SLEEPING: [moon], STOPPED: [stop],
-  EXITED: check, RELEASED: check, FAILED: cross, HOOK_FAILED: triangle, WEDGED: triangle, UNKNOWN: question,
+  EXITED: check, RELEASED: check, FAILED: cross, ERROR: triangle, WEDGED: triangle, UNKNOWN: question,
   DISPATCHED: dots, ACCEPTED: dots, SUCCEEDED: check, REJECTED: cross, CANCELLED: bar, EXPIRED: cross,
   CONNECTED: [["circle", { cx: "7", cy: "7", r: "4.200", ...FILL }]], STALE: half, LOST: cross, UNCONFIRMED: dots, DISCONNECTED: [circle],
   ready: check, refused: cross,

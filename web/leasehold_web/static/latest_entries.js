@@ -9,8 +9,8 @@ const KINDS = {
   workload: { path: "/api/workloads/", map: live.workloads, entryOf: (answer) => answer.workload },
 };
 
-// kind: "command" or "workload"; entries: the first states; onNews: called after changes of workloads or commands, and
-// after each answer of the server. Returns { of, end }: the latest state of an id, and how to end the calls of onNews.
+// kind: "command" or "workload"; entries: the first states; onNews: called after changes of workloads, commands or
+// the state of the view, and after each answer of the server. Returns { of, end }: the latest state of an id, and how to end the calls of onNews.
 export function latestEntries(kind, entries, onNews) {
   const { path, map, entryOf } = KINDS[kind];
   const told = new Map(entries.map((one) => [one[`${kind}_id`], one]));
@@ -35,7 +35,7 @@ export function latestEntries(kind, entries, onNews) {
 
   const endChanges = onChange((changes) => {
     for (const id of told.keys()) if (areOld(changes, kind, id) && !map.has(id)) load(id);
-    if (changes.has("workload") || changes.has("command")) onNews();
+    if (["workload", "command", "state"].some((one) => changes.has(one))) onNews();
   });
   return {
     of,

@@ -308,9 +308,15 @@ export function setSample(uuid, sample) {
   note("sample", gpu.worker_id);
 }
 
+const COMING = "…"; // in the place of a name that is not known yet
+
+// Whether names that are not known may still come with the live view.
+export const awaitsNames = () => live.isLoading && !live.refused && !live.problem;
+
 // The name of a host. That of a deleted one is known from the stored history, once that is loaded.
 export function workerName(id) {
-  return live.workers.get(id)?.name ?? `${knownName(id) ?? id}${live.isLoading ? "" : " (deleted)"}`;
+  const name = live.workers.get(id)?.name;
+  return name ?? (awaitsNames() ? knownName(id) ?? COMING : `${knownName(id) ?? id}${live.isLoading ? "" : " (deleted)"}`);
 }
 
 // Whether a host has a page.
@@ -319,14 +325,16 @@ export function hasPage(id) {
 }
 
 export function workloadName(id) {
-  return live.workloads.get(id)?.name ?? knownName(id) ?? id;
+  return nameIn(id) ?? (awaitsNames() ? COMING : id);
 }
+
+const nameIn = (id) => live.workloads.get(id)?.name ?? knownName(id);
 
 const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!\/)\bw-[0-9a-f]{12}\b(?!\/)/g; // an id in a path stays
 
 // A message of the API with places and names instead of the UUIDs and ids that the page knows.
 export function withNames(text = "") {
-  return text.replace(IDS, (id) => (id.startsWith("GPU-") ? placeOf(id) : workloadName(id)));
+  return text.replace(IDS, (id) => (live.gpus.has(id) ? placeOf(id) : nameIn(id) ?? id));
 }
 
 // The target of a command: its workloads, its GPUs or its host.
@@ -337,5 +345,6 @@ export function targetOf(command) {
 // HOST/SLOT of a GPU, as the command line writes it.
 export function placeOf(uuid) {
   const gpu = live.gpus.get(uuid);
-  return gpu ? `${workerName(gpu.worker_id)}/${gpu.slot ?? 0}` : uuid;
+  if (!gpu) return awaitsNames() ? COMING : uuid;
+  return `${workerName(gpu.worker_id)}/${gpu.slot ?? 0}`;
 }

@@ -4,10 +4,11 @@ import { glyph } from "/static/glyphs.js";
 import { placeOf, withNames, workloadName } from "/static/live.js";
 import { bytes, count, lower, seconds, UNKNOWN } from "/static/words.js";
 
-const NO_LIMIT = "–"; // beside tiers with a limit
+const NONE = "–"; // beside tiers that have a value
 const RESULTS = { PASSED: "ready", WARNING: "UNHEALTHY", REFUSED: "REJECTED", NOT_CHECKED: "UNKNOWN" };
 
-export function planView(plan) {
+// verb: the action of the plan, such as "restore".
+export function planView(plan, verb = "") {
   const refusals = plan.refusals ?? [];
   const warnings = plan.warnings ?? [];
   const members = plan.members ?? [];
@@ -17,7 +18,7 @@ export function planView(plan) {
     !refusals.length && h("div", { class: "box good" }, plan.already_there ? "There is nothing to do: it is in this state already." : `The dry run finds no obstacle. It takes ${plan.estimate ? `about ${seconds(plan.estimate.duration ?? 0)}` : "an unknown time"}${moved ? ` for ${bytes(moved)} of ${count(members.length, "process", "processes")}` : ""}.`),
     warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, withNames(one))))),
     (plan.steps ?? []).length > 0 && h("div", {}, h("h3", {}, "Steps"), h("ol", { class: "steps" }, plan.steps.map((one) => h("li", {}, one)))),
-    memory(plan),
+    memory(plan, verb === "restore"),
     (plan.destinations ?? []).length > 0 && h("div", {}, h("h3", {}, "GPUs"), table(["GPU", "Needed", "Will be free"], plan.destinations.map((one) => [placeOf(one.gpu_uuid), bytes(one.needed_bytes), bytes(one.free_bytes)]))),
     members.length > 0 && h("details", {}, h("summary", {}, count(members.length, "CUDA process", "CUDA processes")),
       table(["Process", "Workload", "State", "Device memory"], members.map(({ member = {}, workload_id }) => [String(member.pid ?? UNKNOWN), workloadName(workload_id), lower(member.state), bytes(Object.values(member.device_memory_bytes ?? {}).reduce((a, b) => a + b, 0))]))),
@@ -30,11 +31,18 @@ export function tiersOf({ tiers = [], host_memory: host }) {
   return tiers.length || !host ? tiers : [{ ...host, tier: "HOST" }];
 }
 
-function memory(plan) {
-  const rows = tiersOf(plan).map((one) => [lower(one.tier), bytes(one.needed_bytes), one.available_bytes === undefined ? NO_LIMIT : bytes(one.available_bytes)]);
+// The memory of a plan. A restore needs no room in its tiers, which hold the bytes already. It may need host memory, such
+// as for the processes of an image.
+function memory({ tiers = [], host_memory: host }, isRestore) {
+  const limit = (value) => (value === undefined ? NONE : bytes(value));
+  const needed = ({ tier, needed_bytes: size, available_bytes: available }) => [lower(tier), NONE, bytes(size), limit(available)];
+  const held = ({ tier, needed_bytes: size }) => [lower(tier), bytes(size), NONE, NONE];
+  const told = tiers.filter(({ tier }) => tier !== "HOST" || !isRestore || !host);
+  const rows = told.map(isRestore ? held : needed);
+  if (host && !told.some(({ tier }) => tier === "HOST")) rows.push(needed({ ...host, tier: "HOST" }));
   // A restore, for example, has no limits: their column would say nothing.
-  const columns = rows.some((row) => row[2] !== NO_LIMIT) ? 3 : 2;
-  return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(["Tier", "Needed", "Available"].slice(0, columns), rows.map((row) => row.slice(0, columns))));
+  const shown = ["Tier", "Held", "Needed", "Available"].map((name, at) => [name, at]).filter(([, at]) => rows.some((row) => row[at] !== NONE));
+  return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(shown.map(([name]) => name), rows.map((row) => shown.map(([, at]) => row[at]))));
 }
 
 function table(head, rows) {

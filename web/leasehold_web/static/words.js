@@ -103,11 +103,16 @@ export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED"
 // The GPUs that a workload holds.
 export const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
+const ERRORS = { UNKNOWN_GPU: "lost a GPU" };
+
+// The error of a running workload: the words of its reason, unless they say something else beside a workload.
+export const errorText = ({ reason }) => ERRORS[reason] ?? lower(reason);
+
 // The state of a workload, and of a running one whether it is ready, or which error it has, such as failed hooks.
 export function stateText({ status = {} }) {
   if (status.yielded && PARKED.has(status.state)) return `${lower(status.state)} (yielded)`;
   if (status.state !== "RUNNING") return lower(status.state);
-  if (status.error) return `running, ${lower(status.error.reason)}`;
+  if (status.error) return `running, ${errorText(status.error)}`;
   return status.ready_time ? "running and ready" : "running, not ready";
 }
 

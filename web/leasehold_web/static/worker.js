@@ -6,6 +6,7 @@ import { lastKnown, list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange } from "/static/live.js";
+import { learnName } from "/static/names.js";
 import { bytes, ENDED, lower, PARKED, parkedText, stateText, UNKNOWN } from "/static/words.js";
 
 export function show(main, id) {
@@ -18,6 +19,7 @@ export function show(main, id) {
   async function load() {
     try {
       found = await ask(`/api/workers/${encodeURIComponent(id)}`);
+      learnName(found.worker.worker_id, found.worker.name);
       if (!isOver) draw();
     } catch (error) {
       const isDeleted = found !== null && error.status === 404;
@@ -56,7 +58,7 @@ export function show(main, id) {
     if (!found || isScheduled) return;
     const key = found.worker.worker_id;
     const hasEvent = [...(changes.get("event") ?? [])].some((one) => live.events.get(one)?.worker_id === key);
-    if (!changes.get("worker")?.has(key) && !hasEvent) return;
+    if (!changes.get("worker")?.has(key) && !hasEvent && !changes.has("state")) return;
     isScheduled = true;
     setTimeout(() => {
       isScheduled = false;
@@ -122,7 +124,7 @@ function gpus(found, worker) {
 
 function workloads(worker) {
   const all = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => !ENDED.has(one.status?.state));
-  if (!all.length) return h("p", { class: "muted" }, "No workload.");
+  if (!all.length) return h("p", { class: "muted" }, live.isLoading ? "Loading…" : "No workload.");
   return h("table", {}, h("tbody", {}, all.map((one) => {
     return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), stateText(one), lastKnown(worker)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
   })));

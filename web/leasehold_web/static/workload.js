@@ -6,7 +6,7 @@ import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { areOld, hasPage, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
+import { areOld, awaitsNames, hasPage, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
 import { learnFromHistory } from "/static/names.js";
 import { bytes, CONCLUDED, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, stateText, UNKNOWN, workloadsOf } from "/static/words.js";
@@ -134,14 +134,17 @@ export function show(main, id) {
       return JSON.stringify([status.state, status.checkpoint_id, live.workers.get(host)?.state, over]);
     };
     let checkpointsOf = basisOfCheckpoints();
+    let awaited = awaitsNames();
     drawAll();
     endAll();
     ends = [mini.end, () => output?.end(), onChange((changes) => {
       if (areOld(changes, "workload", key)) load();
       if (changes.get("workload")?.has(key) || changes.has("state")) draw();
       const hasOwn = (kind, isOwn) => [...(changes.get(kind) ?? [])].some((one) => isOwn(live[`${kind}s`].get(one)));
-      if (hasOwn("command", (one) => !one || workloadsOf(one).includes(key))) drawCommands(); // it may have gone
-      if (hasOwn("event", (one) => one?.workload_id === key)) drawEvents();
+      const isNamed = awaited && !awaitsNames();
+      awaited = awaitsNames();
+      if (isNamed || hasOwn("command", (one) => !one || workloadsOf(one).includes(key))) drawCommands(); // it may have gone
+      if (isNamed || hasOwn("event", (one) => one?.workload_id === key)) drawEvents();
       const former = checkpointsOf;
       checkpointsOf = basisOfCheckpoints();
       if (checkpointsOf !== former) loadCheckpoints();

@@ -47,7 +47,7 @@ export function show(main) {
     setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
     setText(more, list.token ? "Show older ones" : "Try again");
-    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : list.isLoading ? "Loading…" : "No workload yet: start one with `leasehold run`.")));
+    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length && live.isLoading ? "No workload matches yet." : words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : list.isLoading ? "Loading…" : "No workload yet: start one with `leasehold run`.")));
     return all.length;
   }
 
@@ -63,7 +63,7 @@ export function show(main) {
 
   const end = onChange((changes) => {
     if (areOld(changes, "workload")) list.renew();
-    if (isScheduled || !(changes.has("workload") || changes.has("gpu"))) return;
+    if (isScheduled || !["workload", "gpu", "state"].some((kind) => changes.has(kind))) return;
     isScheduled = true;
     setTimeout(() => {
       isScheduled = false;

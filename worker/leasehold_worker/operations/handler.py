@@ -36,7 +36,6 @@ from leasehold_worker.operations.run_rules import check_run
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
-from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import MoveDown, Plan
 from leasehold_worker.planning.preflight import Preflight
@@ -395,7 +394,7 @@ class Operations:
             await strategy.restore(plan, reserved, progress)
         finally:
             self._acquisition.release(reserved)
-        _warn_of_children(progress)
+        _warn_of_move(plan, progress)
 
     async def remap(self, operation: operation_pb2.RemapOperation, progress: Progress) -> None:
         """Moves running workloads: suspends them, and restores them on their new or else their old GPUs."""
@@ -408,7 +407,7 @@ class Operations:
             await self._cuda_suspend.remap(plan, reserved, progress)
         finally:
             self._acquisition.release(reserved)
-        _warn_of_children(progress)
+        _warn_of_move(plan, progress)
 
     def _note_failed(self, plan: Plan) -> None:
         """Marks workloads as WEDGED after the driver has set a member to FAILED, which is permanent."""
@@ -443,10 +442,10 @@ def _lacks_gpus(plan: Plan) -> bool:
     return all(refusal.reason in _ABOUT_GPUS for refusal in plan.findings.refusals)
 
 
-def _warn_of_children(progress: Progress) -> None:
-    """Adds the warning about processes that start after a move."""
+def _warn_of_move(plan: Plan, progress: Progress) -> None:
+    """Adds the warnings that hold after a move."""
     if progress.applied_pairs:
-        progress.warnings.append(CHILDREN_OF_MOVED)
+        progress.warnings += plan.move_warnings
 
 
 async def make_room(moves: Iterable[MoveDown], progress: Progress, carry_out: CarryOut) -> None:

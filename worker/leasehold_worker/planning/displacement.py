@@ -17,13 +17,14 @@ from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.host.process_readings import read_process
-from leasehold_worker.host.processes import ProcessIdentity, variable_of
+from leasehold_worker.host.processes import ProcessIdentity, is_alive, variable_of
 from leasehold_worker.planning.findings import Findings
+from leasehold_worker.planning.plan import Plan
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 CHILDREN_OF_MOVED = (
-    "new processes of the workload still inherit its first CUDA_VISIBLE_DEVICES, so they use "
+    "new processes of workload {} still inherit its first CUDA_VISIBLE_DEVICES, so they use "
     "CUDA on the old GPUs, without a lease"
 )
 
@@ -34,6 +35,34 @@ def is_elsewhere(
     """Whether NVML lists one of the processes on a GPU that its workload does not hold."""
     pids = {identity.pid for identity in processes}
     return any(gpu_uuid not in held and pids & gpu.processes.keys() for gpu_uuid, gpu in usage.items())
+
+
+async def warnings_of_children(plan: Plan) -> list[str]:
+    """Warnings about processes that workloads start after the moves of a plan.
+
+    A workload that holds the GPUs of its first CUDA_VISIBLE_DEVICES afterwards, in any order, needs none.
+    """
+    if not plan.pairs:
+        return []
+    gpu_uuids = {pair.old_uuid for pair in plan.pairs}  # all of the host
+    warnings: list[str] = []
+    for target in plan.targets:
+        first = set((await _visible_devices(target.workload.root)).split(","))
+        # An adopted program may name its GPUs otherwise, or not at all.
+        former = first if first <= gpu_uuids else set(target.home)
+        if former != set(target.destination):
+            warnings.append(CHILDREN_OF_MOVED.format(target.workload.name))
+    return warnings
+
+
+async def _visible_devices(root: ProcessIdentity) -> str:
+    """The first CUDA_VISIBLE_DEVICES of a process. Empty: it has none, has ended, or can't be read."""
+    if not is_alive(root):
+        return ""
+    try:
+        return await read_process(root.pid, partial(variable_of, root.pid, VISIBLE_VARIABLE))
+    except OperationError:
+        return ""
 
 
 async def find_displaced(

@@ -52,7 +52,7 @@ def plan_message(record: Plan) -> plan_pb2.Plan:
         if estimate
         else None,
         refusals=[error.to_proto() for error in record.findings.refusals],
-        warnings=record.findings.warnings,
+        warnings=[*record.findings.warnings, *record.move_warnings],
         policy=record.policy,
         steps=record.steps,
         tiers=[

@@ -117,6 +117,7 @@ class Plan:
         named_gpu_uuids: GPUs that the request names for a restore.
         named_checkpoint_id: The checkpoint that the request names for a restore. Empty: none.
         hold_id: The hold that the request names for a restore. Empty: none.
+        move_warnings: Warnings that hold once the workloads are on their new GPUs.
     """
 
     targets: list[WorkloadPlan] = field(default_factory=list)
@@ -137,6 +138,7 @@ class Plan:
     named_gpu_uuids: Sequence[str] = ()
     named_checkpoint_id: str = ""
     hold_id: str = ""
+    move_warnings: Sequence[str] = ()
 
     @property
     def members(self) -> list[Member]:

@@ -24,6 +24,7 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.overlap import both
 from leasehold_worker.planning.destinations import Destinations, full_bytes, stay_at_home
+from leasehold_worker.planning.displacement import warnings_of_children
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.plan_members import PlanMembers
@@ -276,6 +277,7 @@ class Preflight:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
         plan.estimate = None if workload.is_asleep else await self._members.estimate(plan, calls)
+        plan.move_warnings = await warnings_of_children(plan)
         self._policies.tell_tiers(plan)
         return plan
 
@@ -337,6 +339,7 @@ class Preflight:
         )
         await self._destinations.check(plan)
         plan.estimate = await self._members.estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
+        plan.move_warnings = await warnings_of_children(plan)
         return plan
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:

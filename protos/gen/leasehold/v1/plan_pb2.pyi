@@ -201,7 +201,7 @@ class TierPlan(_message.Message):
     tier: Global___Tier.ValueType
     """The tier."""
     needed_bytes: _builtins.int
-    """Needed size in bytes. Absent: only the application knows."""
+    """Size in bytes: needed by a suspend or a save, and held already before a restore. Absent: only the application knows."""
     available_bytes: _builtins.int
     """Available size in bytes. Absent: unknown, or not limited."""
     def __init__(

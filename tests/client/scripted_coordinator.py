@@ -1,9 +1,10 @@
 """A coordinator that does what a test says, on a real socket."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -81,10 +82,11 @@ def refuse(
     reason: str,
     message: str,
     retry_after_s: float | None = None,
+    metadata: Mapping[str, str] = MappingProxyType({"field": "x"}),
 ) -> None:
     """Ends a call as a coordinator does."""
     detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="leasehold.dev", metadata={"field": "x"}))
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="leasehold.dev", metadata=metadata))
     details = [detail]
     if retry_after_s is not None:
         delay = duration_pb2.Duration(nanos=round(retry_after_s % 1 * 1e9), seconds=int(retry_after_s))

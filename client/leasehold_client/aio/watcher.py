@@ -21,7 +21,7 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse, WatchW
 from leasehold_client.aio.command_watch import CommandDeadline, watch_command
 from leasehold_client.aio.reader import AsyncReader
 from leasehold_client.aio.resumed_watch import resumed_watch
-from leasehold_client.aio.retry import is_outage, is_transient, resume
+from leasehold_client.aio.retry import has_too_many_streams, is_outage, is_transient, resume
 from leasehold_client.aio.workload_watch import Condition, require_condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
@@ -57,7 +57,7 @@ class AsyncWatcher(AsyncReader):
             request.resume_token = token
             return self._connection.stream(self._fleet.WatchFleet, request)
 
-        watch = resumed_watch(open_stream, resume_token)
+        watch = resumed_watch(open_stream, request.resume_token)
         with self._connection.streams.entered():
             async with aclosing(watch) as responses:
                 async for response in responses:
@@ -90,7 +90,7 @@ class AsyncWatcher(AsyncReader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = await self._workload_id(workload)
-            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async with aclosing(resumed_watch(open_stream, request.resume_token)) as responses:
                 async for response in responses:
                     yield response
 
@@ -125,7 +125,7 @@ class AsyncWatcher(AsyncReader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = await self._workload_id(workload)
-            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async with aclosing(resumed_watch(open_stream, request.resume_token)) as responses:
                 async for response in responses:
                     yield response
 
@@ -160,7 +160,7 @@ class AsyncWatcher(AsyncReader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = await self._workload_id(workload)
-            async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async with aclosing(resumed_watch(open_stream, request.resume_token)) as responses:
                 async for response in responses:
                     yield response
 
@@ -289,14 +289,16 @@ class AsyncWatcher(AsyncReader):
         request = build(workload_service_pb2.ReadWorkloadOutputRequest, offset=offset, follow=follow)
 
         def may_reopen(error: LeaseholdError) -> bool:
-            return is_outage(error) or (is_transient(error) and (follow or request.offset > offset))
+            if is_outage(error) or has_too_many_streams(error):
+                return True
+            return is_transient(error) and (follow or request.offset > offset)
 
         def open_stream() -> AsyncGenerator[ReadWorkloadOutputResponse]:
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 
         with self._connection.streams.entered():
             request.workload = await self._workload_id(workload)
-            async with aclosing(resume(open_stream, may_reopen)) as responses:
+            async with aclosing(resume(open_stream, may_reopen, is_patient=follow)) as responses:
                 async for response in responses:
                     request.offset = response.next_offset
                     yield response

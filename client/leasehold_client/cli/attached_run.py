@@ -16,9 +16,10 @@ from leasehold_client.cli.conclusion import conclude
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.cli.job_command import ProgramExit
 from leasehold_client.cli.program_command import EXIT_REFUSED
+from leasehold_client.coordinator.retry import is_transient
 from leasehold_client.display import standard_output
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import workload_state
 
 if TYPE_CHECKING:
@@ -66,12 +67,10 @@ def attach(
                 if not standard_output.write(data):
                     break  # nobody reads any more, and the exit code still counts
             ended = client.wait_workload(workload.workload_id, "ended")
-        except NoCoordinatorError as error:
-            if interrupts.is_stopping:
-                raise
-            error.message += (
-                f"; workload {workload.name} continues: `leasehold logs -f {workload.name}` goes on with it"
-            )
+        except LeaseholdError as error:
+            if is_transient(error) and not interrupts.is_stopping:
+                name = workload.name
+                error.message += f"; workload {name} continues: `leasehold logs -f {name}` goes on with it"
             raise
     if remove:
         _remove(client, workload.workload_id)

@@ -1,7 +1,7 @@
 """Completion in bash of a word with ``=``, ``:`` or ``@``, at which bash parts a word (COMP_WORDBREAKS).
 
-bash gives a completion function the parts, and replaces the last one only. So the script hands over the line,
-and a completion is printed without the parts before the last one.
+bash gives a completion function the parts, and replaces the last one only. From an open quote on, it replaces
+all. So the script hands over the line, and of each completion the part that bash replaces is printed.
 """
 
 import os
@@ -26,11 +26,30 @@ class WholeWords(BashComplete):
         return words[1:], last[:-1]
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """The completions of the last part of a word."""
-        value = incomplete.partition("=")[2] if incomplete.startswith("-") else incomplete
-        breaks = os.environ.get("COMP_WORDBREAKS", "")
-        kept = value[: 1 + max(map(value.rfind, breaks), default=-1)]
+        """The completions, each without the part of the word that bash keeps."""
+        option, equals, _ = incomplete.partition("=")
+        before = option + equals if incomplete.startswith("-") and equals else ""
+        replaced = _replaced(os.environ["COMP_WORDS"], os.environ.get("COMP_WORDBREAKS", ""))
+        kept = max(0, len(incomplete) - len(replaced))
         return [
-            CompletionItem(item.value.removeprefix(kept), item.type, item.help)
+            CompletionItem(f"{before}{item.value}"[kept:], item.type, item.help)
             for item in super().get_completions(args, incomplete)
         ]
+
+
+def _replaced(line: str, breaks: str) -> str:
+    """The end of a line that bash replaces: all from an open quote on, or else the last part of a word."""
+    quote, begin, is_escaped = "", 0, False
+    for at, char in enumerate(line):
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\" and quote != "'":
+            is_escaped = True
+        elif quote:
+            if char == quote:
+                quote = ""
+        elif char in "'\"":
+            quote, begin = char, at + 1
+        elif char in breaks:
+            begin = at + 1
+    return line[begin:]

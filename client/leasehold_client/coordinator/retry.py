@@ -42,6 +42,11 @@ def is_transient(error: LeaseholdError) -> bool:
     return is_outage(error) or error.retry_after_s is not None
 
 
+def has_too_many_streams(error: LeaseholdError) -> bool:
+    """Whether the caller has as many streams as the coordinator allows."""
+    return error.metadata.get("bound") == CALLER_STREAMS
+
+
 def retry_limit_s(error: LeaseholdError) -> float:
     """How long a call is repeated after a transient error."""
     from grpc import StatusCode
@@ -113,7 +118,7 @@ def resume(
         open_stream: Opens the stream after the last response, whose position the caller tracks.
         may_reopen: Whether the stream is reopened after this error. Other errors are raised at once.
         is_patient: Whether a stream that was never open waits as long as one that was, if the caller has too
-            many streams: a wait does, since other waits end meanwhile. Otherwise it has one further attempt.
+            many streams: a wait does, since others end meanwhile. Otherwise it has one further attempt.
 
     Raises:
         LeaseholdError: An error after which the stream is not reopened, or the last error once an outage has
@@ -121,6 +126,7 @@ def resume(
     """
     lost_since: float | None = None
     failures = 0
+    refusals = 0
     was_open = is_patient
     while True:
         opened = time.monotonic()
@@ -141,8 +147,10 @@ def resume(
             has_lasted = now - opened > 2 * CONNECT_TIMEOUT_S
             was_open = was_open or has_lasted or is_renewal
             # The place of a stream that has just ended may be free a moment later.
-            if failures and not was_open and error.metadata.get("bound") == CALLER_STREAMS:
-                raise
+            if has_too_many_streams(error):
+                refusals += 1
+                if refusals > 1 and not was_open:
+                    raise
             if lost_since is None or has_lasted:
                 lost_since = now
             wait_s = back_off_s(error, failures)

@@ -22,7 +22,7 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse, WatchW
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.reader import Reader
 from leasehold_client.coordinator.resumed_watch import resumed_watch
-from leasehold_client.coordinator.retry import is_outage, is_transient, resume
+from leasehold_client.coordinator.retry import has_too_many_streams, is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, require_condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name, require_timeout
@@ -58,7 +58,7 @@ class Watcher(Reader):
             request.resume_token = token
             return self._connection.stream(self._fleet.WatchFleet, request)
 
-        watch = resumed_watch(open_stream, resume_token)
+        watch = resumed_watch(open_stream, request.resume_token)
         with self._connection.streams.entered(), closing(watch) as responses:
             yield from responses
 
@@ -89,7 +89,7 @@ class Watcher(Reader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = self._workload_id(workload)
-            with closing(resumed_watch(open_stream, resume_token)) as responses:
+            with closing(resumed_watch(open_stream, request.resume_token)) as responses:
                 yield from responses
 
     def watch_commands(
@@ -123,7 +123,7 @@ class Watcher(Reader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = self._workload_id(workload)
-            with closing(resumed_watch(open_stream, resume_token)) as responses:
+            with closing(resumed_watch(open_stream, request.resume_token)) as responses:
                 yield from responses
 
     def watch_events(
@@ -157,7 +157,7 @@ class Watcher(Reader):
         with self._connection.streams.entered():
             if workload:
                 request.workload = self._workload_id(workload)
-            with closing(resumed_watch(open_stream, resume_token)) as responses:
+            with closing(resumed_watch(open_stream, request.resume_token)) as responses:
                 yield from responses
 
     def watch(self, command: Command, *, timeout_s: float | None = None) -> Generator[Command]:
@@ -283,14 +283,16 @@ class Watcher(Reader):
         request = build(workload_service_pb2.ReadWorkloadOutputRequest, offset=offset, follow=follow)
 
         def may_reopen(error: LeaseholdError) -> bool:
-            return is_outage(error) or (is_transient(error) and (follow or request.offset > offset))
+            if is_outage(error) or has_too_many_streams(error):
+                return True
+            return is_transient(error) and (follow or request.offset > offset)
 
         def open_stream() -> Generator[ReadWorkloadOutputResponse]:
             return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
 
         with self._connection.streams.entered():
             request.workload = self._workload_id(workload)
-            with closing(resume(open_stream, may_reopen)) as responses:
+            with closing(resume(open_stream, may_reopen, is_patient=follow)) as responses:
                 for response in responses:
                     request.offset = response.next_offset
                     yield response

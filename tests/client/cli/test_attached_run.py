@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -28,6 +29,8 @@ from leasehold.v1.workload_service_pb2 import (
     StopWorkloadResponse,
     WatchWorkloadsResponse,
 )
+from leasehold_client.cli.program_command import EXIT_REFUSED
+from leasehold_client.coordinator import retry
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, command, refuse, workload
@@ -60,6 +63,41 @@ def program(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
         "DeleteWorkload": lambda request, context: DeleteWorkloadResponse(workload=ended(code=7)),
     }
     return scripted
+
+
+def refused_at_first(times: int, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer that is refused at first, since the caller has too many streams."""
+    left = [None] * times
+
+    def called(request: Any, context: grpc.ServicerContext) -> Any:
+        if left:
+            left.pop()
+            detail = {"bound": "caller_streams"}
+            refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "64 streams", 0.01, detail)
+        return answer(request, context)
+
+    return called
+
+
+@pytest.mark.parametrize("method", ["WatchCommand", "ReadWorkloadOutput", "WatchWorkloads"])
+def test_an_attached_run_waits_for_a_place_among_its_callers_streams(
+    leasehold: CommandLine, program: ScriptedCoordinator, method: str
+) -> None:
+    program.answers[method] = refused_at_first(4, program.answers[method])
+    done = leasehold("run", "--attach", "--rm", "--", "count")
+    assert (done.code, done.stdout.strip(), done.stderr) == (7, "count=1", "")
+    assert program.asked(DeleteWorkloadRequest)
+
+
+def test_a_refused_output_of_an_attached_run_tells_that_the_program_continues(
+    leasehold: CommandLine, program: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "OUTAGE_LIMIT_S", 0.05)
+    program.answers["ReadWorkloadOutput"] = refused_at_first(10_000, program.answers["ReadWorkloadOutput"])
+    done = leasehold("run", "--attach", "--rm", "--", "count")
+    assert done.code == EXIT_REFUSED
+    assert "64 streams; workload one continues: `leasehold logs -f one` goes on with it" in done.stderr
+    assert not program.asked(DeleteWorkloadRequest)
 
 
 def test_the_output_is_that_of_the_program_and_so_is_the_exit_code(

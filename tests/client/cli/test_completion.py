@@ -210,6 +210,9 @@ def typed(command: list[str], setup: str, line: str, wanted: str, variables: dic
     [
         ("leasehold logs zet", "leasehold logs zeta-one"),
         ("leasehold wait zeta-one --for=state=SU", "leasehold wait zeta-one --for=state=SUSPENDED"),
+        ('leasehold wait zeta-one --for "state=SU', 'leasehold wait zeta-one --for "state=SUSPENDED"'),
+        ("leasehold wait zeta-one --for='state=SU", "leasehold wait zeta-one --for='state=SUSPENDED'"),
+        ('leasehold wait zeta-one "--for=state=SU', 'leasehold wait zeta-one "--for=state=SUSPENDED"'),
     ],
 )
 def test_bash_completes_a_name(variables: dict[str, str], line: str, wanted: str) -> None:

@@ -53,6 +53,17 @@ def test_a_stream_beyond_the_bound_of_its_caller_is_refused_after_one_further_at
     assert len(opened) == 2
 
 
+def test_an_outage_before_is_no_attempt() -> None:
+    errors = [refusal(), NoCoordinatorError("away")]
+
+    def stream() -> Generator[str]:
+        if errors:
+            yield from raising(errors.pop())
+        yield "a"
+
+    assert list(resume(stream)) == ["a"]
+
+
 def test_a_new_wait_waits_for_a_place() -> None:
     errors = [refusal() for _ in range(4)]
 

@@ -215,7 +215,7 @@ def test_a_restore_leaves_the_files_of_others(backup: Path, tmp_path: Path) -> N
     assert (state / "own.sqlite3").stat().st_size == manifest.files[backups.STORE].size_bytes
 
 
-def test_a_backup_of_an_older_release_brings_no_file_of_a_worker_back(backup: Path, tmp_path: Path) -> None:
+def test_a_restore_leaves_out_other_files_of_an_archive(backup: Path, tmp_path: Path) -> None:
     archive, state = tmp_path / "backup.tar.gz", tmp_path / "state"
     found = add_others(tmp_path / "others")
     others = {name: content for name, content in found.items() if name.count("/") < 2}
@@ -229,8 +229,9 @@ def test_a_backup_of_an_older_release_brings_no_file_of_a_worker_back(backup: Pa
     assert done.returncode == 0, done.stderr
     first = ", ".join(sorted(others)[:8])
     assert done.stderr == (
-        "leasehold backup: these files of the archive belong to no coordinator, and were not restored: "
-        f"{first} and {len(others) - 8} more\n"
+        "leasehold backup: a backup has only the store, the keys, the certificates and the tokens, so these "
+        f"files of the archive were not restored: {first} and {len(others) - 8} more; copy files that the "
+        "settings name by hand\n"
     )
     restored = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
     assert restored == {*STATE_FILES, backups.STORE} - {"ca-next.key"}
@@ -238,7 +239,7 @@ def test_a_backup_of_an_older_release_brings_no_file_of_a_worker_back(backup: Pa
 
 
 def add_members(backup: Path, archive: Path, contents: dict[str, bytes]) -> None:
-    """Writes a backup anew, with further files as an older release has them."""
+    """Writes a backup anew, with further files."""
     folder = archive.parent / "unpacked"
     folder.mkdir()
     manifest = unpack(backup, folder)
@@ -260,6 +261,57 @@ def test_a_restore_overwrites_no_file_of_a_coordinator(backup: Path, tmp_path: P
     with pytest.raises(StartError, match=f"overwrites nothing: {state / name}; stop the coordinator"):
         backups.restore(backup, state, str(state / "own.sqlite3"))
     assert [path for path in state.rglob("*") if not path.is_dir()] == [state / name]
+
+
+@pytest.mark.parametrize("name", ["ca.key", "ca-next.key", "keys/requests.key"])
+def test_a_backup_without_a_file_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    state, archive = tmp_path / "state", tmp_path / "backup.tar.gz"
+    open_state(state)
+    open_vault(state)
+    (state / name).unlink(missing_ok=True)
+    (state / name).symlink_to(tmp_path / "other.key")
+    (tmp_path / "other.key").write_bytes(b"key")
+    with pytest.raises(StartError, match=f"{state / name} is not a regular file"):
+        backups.create(state, "postgresql://host/store", archive)
+    assert not archive.exists()
+
+
+@pytest.mark.parametrize(("is_link", "mode"), [(True, 0o700), (False, 0o777)])
+def test_no_key_is_restored_into_a_directory_of_others(
+    backup: Path, tmp_path: Path, is_link: bool, mode: int
+) -> None:
+    state, keys = tmp_path / "state", tmp_path / "state" / "keys"
+    open_directory(state)
+    place = tmp_path / "elsewhere" if is_link else keys
+    place.mkdir()
+    place.chmod(mode)
+    if is_link:
+        keys.symlink_to(place)
+    with pytest.raises(StartError, match=rf"{keys} is not a directory|other users may change {keys}"):
+        backups.restore(backup, state, str(state / "own.sqlite3"))
+    assert [path for path in (*state.rglob("*"), *place.iterdir()) if path != keys] == []
+
+
+def test_files_of_the_settings_in_the_state_directory_are_told(tmp_path: Path) -> None:
+    state, settings = tmp_path / "state", tmp_path / "state" / "coordinator.toml"
+    open_state(state)
+    named = {
+        "tls_certificate": tmp_path / "server.pem",
+        "tls_key": state / "tls" / "server.key",
+        "tls_client_ca": state / "ca.pem",  # is in the backup
+        "audit_file": state / "audit.jsonl",
+    }
+    lines = [f'{name} = "{path}"' for name, path in named.items()]
+    settings.write_text("\n".join([*lines, f'state_dir = "{state}"', 'database = "postgresql://host/store"']))
+    archive = str(tmp_path / "backup.tar.gz")
+    command = ["backup", "create", "--config", str(settings), archive]
+    done = run(COMMAND_LINE, command, env=dict(os.environ), timeout=TIMEOUT_S)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "leasehold backup: the backup lacks these files of the settings in the state directory: "
+        f"--config {settings}, tls_key {named['tls_key']}, audit_file {named['audit_file']}; copy these "
+        "files by hand\n"
+    )
 
 
 def test_an_error_of_a_temporary_file_names_the_archive(fleet: Fleet, tmp_path: Path) -> None:

@@ -264,14 +264,25 @@ def test_a_block_overrides_the_claim(issuer: Issuer) -> None:
     assert ending(lambda: issuer.list_workers(mallory)) == UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("content", ["", "a b", "ü", "x" * 8_193])
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        *(
+            (content, "holds no token: get one from the OpenID Connect issuer")
+            for content in ("", "a b", "ü")
+        ),
+        ("x" * 8_193 + "\n", "has 8,193 bytes, and the limit is 8,192: get a token with fewer claims"),
+        ("x" * 70_000, "has 65,536 bytes or more, and the limit is 8,192"),
+    ],
+    ids=["empty", "two", "not-ascii", "long", "longer-than-is-read"],
+)
 def test_a_file_without_a_token(
-    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, match: str
 ) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     monkeypatch.setenv("LEASEHOLD_TOKEN_FILE", str(path))
-    with pytest.raises(UsageError, match="holds no token: get one from the OpenID Connect issuer"):
+    with pytest.raises(UsageError, match=match):
         Client(issuer.address)
     path.unlink()
     with pytest.raises(UsageError, match="can't be read: No such file"):

@@ -66,6 +66,8 @@ def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, flee
         assert (
             page.evaluate(WITH_NAMES, f"{gpu} of {train}, not of GPU-1") == "alpha/2 of train, not of GPU-1"
         )
+        kept = f"`leasehold gpu unbind {gpu}` of '{gpu}'"
+        assert page.evaluate(WITH_NAMES, kept) == kept
         page.click('button:text-is("Restore")')
         expect(page.locator("dialog .box.bad")).to_contain_text("This would be refused")
         expect(page.locator('dialog button:text-is("Restore")')).to_be_disabled()

@@ -13,7 +13,7 @@ class OperationError(Exception):
     Attributes:
         reason: The typed reason of the wire.
         message: One sentence for a person: the value, the rule and the remedy.
-        metadata: Facts for programs, under the names that ``errors.proto`` lists.
+        metadata: Facts for programs, under the names that docs/errors.md lists.
     """
 
     def __init__(

@@ -11,8 +11,15 @@ from leasehold_client.errors import UsageError
 if TYPE_CHECKING:
     from leasehold.v1.worker_pb2 import FleetGpu
 
-_IDS: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!/)\bw-[0-9a-f]{12}\b(?!/)")
-"""UUIDs of GPUs, and ids of workloads that are no part of a path."""
+_IDS: Final = re.compile(
+    r"`leasehold [^`]*`"
+    r"|(?<!')GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|(?<![/'])\bw-[0-9a-f]{12}\b(?!/)"
+)
+"""Commands, UUIDs of GPUs, and ids of workloads that are no part of a path.
+
+A command keeps its ids, which stay right when a place gets another GPU. A quoted value stays as it was given.
+"""
 
 SHORT_UUID: Final = len("GPU-") + 8
 """Characters of a UUID that are enough for people."""
@@ -119,9 +126,9 @@ def places_text(uuids: Iterable[str], places: Mapping[str, str]) -> str:
 
 def has_ids(text: str) -> bool:
     """Whether a text contains what :func:`with_places` may replace."""
-    return _IDS.search(text) is not None
+    return any(not found[0].startswith("`") for found in _IDS.finditer(text))
 
 
 def with_places(text: str, places: Mapping[str, str]) -> str:
-    """Replaces UUIDs of GPUs and ids of their holders in a text by names."""
+    """Replaces UUIDs of GPUs and ids of their holders in a text by names. Commands and quoted values stay."""
     return _IDS.sub(lambda found: places.get(found[0], found[0]), text)

@@ -31,7 +31,10 @@ CLIENT_FILE: Final = "client.token"
 CERTIFICATE_FILES: Final = ("client.pem", "client.key")
 """A client certificate and its key, which take the place of the token if they exist."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
-_ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
+ISSUED_LIMIT_BYTES: Final = 8_192
+"""Longest token of an OpenID Connect issuer that a coordinator accepts."""
+
+_ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]+")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
@@ -143,6 +146,13 @@ def _issued_token(address: str, certificate: bytes, path: Path) -> Credentials:
             raise UsageError(
                 f"the token {path} can't be read: {error.strerror}; correct {ISSUED_VARIABLE}"
             ) from error
+        if len(text) > ISSUED_LIMIT_BYTES:
+            more = " or more" if len(text) >= FILE_LIMIT_BYTES else ""
+            raise UsageError(
+                f"the token in {path} has {len(text):,} bytes{more}, and the limit is "
+                f"{ISSUED_LIMIT_BYTES:,}: get a token with fewer claims from the OpenID Connect issuer, or "
+                f"unset {ISSUED_VARIABLE}"
+            )
         if not _ISSUED_TOKEN.fullmatch(text):
             raise UsageError(
                 f"{path} holds no token: get one from the OpenID Connect issuer, or unset {ISSUED_VARIABLE}"

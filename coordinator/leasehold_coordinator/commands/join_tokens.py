@@ -187,15 +187,15 @@ class JoinTokenChanges:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_UNKNOWN_GPU,
                         f"the GPU {gpu_uuid[:64]!r} belongs to no enrolled worker, and nothing was changed: "
-                        "give the whole UUID, which `leasehold get gpus -o wide` shows",
+                        "`leasehold get gpus -o wide` shows whole UUIDs",
                         field="gpu_uuid",
                     )
                 owner = self._fleet.registry.owner(gpu_uuid)
                 if owner is not None and owner.hello.worker_id in self._fleet.sessions:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_WORKER_CONNECTED,
-                        f"worker {owner.hello.name} is connected and has the GPU: stop the worker, or take "
-                        "the GPU out of its host, first",
+                        f"worker {owner.hello.name} is connected and has the GPU, which belongs to "
+                        f"worker/{binding.name}: stop the worker, or take the GPU out of its host, first",
                         worker=owner.hello.worker_id,
                     )
                 left = replace(binding, gpu_uuids=binding.gpu_uuids - {gpu_uuid})

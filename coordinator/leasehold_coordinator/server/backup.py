@@ -8,6 +8,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -63,7 +64,8 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
         archive: The new file, which only this user may read.
 
     Raises:
-        StartError: A file can't be used, or the archive exists, or would be in the state directory.
+        StartError: A file can't be used or is a link, or the archive exists, or would be in the state
+            directory.
         OSError: A file can't be read or written. There is no archive. The error names no temporary file.
     """
     _require_owner(state_directory)
@@ -127,12 +129,12 @@ def restore(archive: Path, state_directory: Path, database: str) -> tuple[Manife
         database: The path of the store, which must not exist, or a URL.
 
     Returns:
-        The contents of the backup, and the names of the files that were left out because they belong to no
-        coordinator. Older releases put files of workers into backups.
+        The contents of the backup, and the names of the files that were left out, since ``create`` does not
+        put such files into a backup.
 
     Raises:
-        StartError: The backup is damaged or of a newer release, there are files of a coordinator, or other
-            users could change the state directory.
+        StartError: The backup is damaged or of a newer release, there are files of a coordinator, other users
+            could change the state directory or its directory of keys, or the latter is a link.
         OSError: A file can't be read or written.
     """
     store = file_of_database(database)
@@ -157,6 +159,7 @@ def _restore(archive: Path, state_directory: Path, store: Path | None) -> tuple[
     if store is not None:
         places[STORE] = store
     _require_no_coordinator(places)
+    _open_keys(state_directory / secret_vault.DIRECTORY)
     unpacked = state_directory / f".restore-{secrets.token_hex(8)}.new"
     unpacked.mkdir(mode=0o700)
     try:
@@ -196,9 +199,44 @@ def _put(source: Path, place: Path, entry: FileEntry) -> None:
 
 
 def _state_files(directory: Path) -> dict[str, Path]:
-    """The coordinator's keys, certificates and tokens, by name."""
-    paths = {name: directory / name for name in STATE_FILES}
-    return {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+    """The coordinator's keys, certificates and tokens, by name.
+
+    Raises:
+        StartError: One is not a regular file.
+    """
+    paths = {name: path for name in STATE_FILES if os.path.lexists(path := directory / name)}
+    for path in paths.values():
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise StartError(
+                f"{path} is not a regular file, and a backup without it would be incomplete: put the file "
+                "itself there, such as in the place of a link"
+            )
+    return paths
+
+
+def _open_keys(directory: Path) -> None:
+    """Refuses an existing directory of keys that is a link, or that other users may change."""
+    if not os.path.lexists(directory):
+        return
+    if not stat.S_ISDIR(directory.lstat().st_mode):
+        raise StartError(f"{directory} is not a directory: move it away, and a restore creates the directory")
+    open_directory(directory)
+
+
+def files_left_out(state_directory: Path, paths: Mapping[str, str]) -> dict[str, Path]:
+    """The files of settings that lie in the state directory and are in no backup.
+
+    Args:
+        state_directory: The coordinator's state directory.
+        paths: Paths of files by the names of settings. Empty: the setting names no file.
+    """
+    state = state_directory.resolve()
+    kept = {state / name for name in STATE_FILES}
+    found = {name: Path(path) for name, path in paths.items() if path}
+    places = {name: path.parent.resolve() / path.name for name, path in found.items()}
+    return {
+        name: found[name] for name, place in places.items() if state in place.parents and place not in kept
+    }
 
 
 def _require_owner(directory: Path) -> None:

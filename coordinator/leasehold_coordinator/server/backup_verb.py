@@ -1,15 +1,20 @@
 """``leasehold backup``: backups of this host's coordinator."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from leasehold_coordinator.log_format import printable
+
+if TYPE_CHECKING:
+    from leasehold_coordinator.server.config import CoordinatorConfig
 
 NAMED: Final = 8
 """Most files that a message names."""
@@ -78,11 +83,19 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
     """
     from leasehold_coordinator.server import backup
 
-    state_directory, store = _places(config_path, flags)
+    config = _config(config_path, flags)
+    state_directory = Path(config.state_dir)
     with _refusals():
-        manifest = backup.create(state_directory, store, file)
+        manifest = backup.create(state_directory, config.store, file)
         size_mib = file.stat().st_size / 2**20
+        left_out = backup.files_left_out(state_directory, _named_files(config_path, config))
     _print(f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}")
+    if left_out:
+        _print(
+            "leasehold backup: the backup lacks these files of the settings in the state directory: "
+            f"{', '.join(f'{name} {path}' for name, path in left_out.items())}; copy these files by hand",
+            err=True,
+        )
 
 
 @command.command()
@@ -96,9 +109,10 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
     """
     from leasehold_coordinator.server import backup
 
-    state_directory, store = _places(config_path, flags)
+    config = _config(config_path, flags)
+    state_directory = Path(config.state_dir)
     with _refusals():
-        manifest, left_out = backup.restore(file, state_directory, store)
+        manifest, left_out = backup.restore(file, state_directory, config.store)
     _print(
         f"{state_directory}: {len(manifest.files) - len(left_out)} files of {manifest.made_at}, "
         f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
@@ -106,8 +120,9 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
     if left_out:
         more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
         _print(
-            "leasehold backup: these files of the archive belong to no coordinator, and were not restored: "
-            f"{', '.join(left_out[:NAMED])}{more}",
+            "leasehold backup: a backup has only the store, the keys, the certificates and the tokens, so "
+            f"these files of the archive were not restored: {', '.join(left_out[:NAMED])}{more}; copy files "
+            "that the settings name by hand",
             err=True,
         )
 
@@ -123,12 +138,21 @@ def _stored(last_commit: int | None) -> str:
     return f"the store up to commit {last_commit}"
 
 
-def _places(config_path: Path | None, flags: dict[str, Any]) -> tuple[Path, str]:
+def _config(config_path: Path | None, flags: dict[str, Any]) -> CoordinatorConfig:
     from leasehold_coordinator.server.config import load_config
 
     with _refusals(code=2):
-        config = load_config(config_path, **flags)
-    return Path(config.state_dir), config.store
+        return load_config(config_path, **flags)
+
+
+def _named_files(config_path: Path | None, config: CoordinatorConfig) -> dict[str, str]:
+    """The files that the settings name, and the file of the settings, by their names. Empty: no file."""
+    names = ("tls_certificate", "tls_key", "tls_client_ca", "audit_file")
+    return {
+        "--config": str(config_path or ""),
+        **{name: getattr(config, name) for name in names},
+        "oidc.jwks_file": config.oidc.jwks_file if config.oidc is not None else "",
+    }
 
 
 @contextmanager

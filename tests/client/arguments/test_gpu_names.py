@@ -4,6 +4,7 @@ import pytest
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold_client.arguments.gpu_names import (
+    has_ids,
     pair_in_order,
     resolve_gpu,
     resolve_list,
@@ -86,3 +87,15 @@ def test_a_text_names_workloads_and_keeps_paths() -> None:
         "workload w-0123456789ab: check /w-0123456789ab/output.log", {"w-0123456789ab": "one"}
     )
     assert found == "workload one: check /w-0123456789ab/output.log"
+
+
+def test_commands_and_quoted_values_keep_their_ids() -> None:
+    command = f"`leasehold gpu unbind {A}`"
+    places = {A: "alpha/0", "w-0123456789ab": "one"}
+    found = with_places(f"GPU {A} belongs to worker/beta: unbind it with {command}, or look at {A}", places)
+    assert found == f"GPU alpha/0 belongs to worker/beta: unbind it with {command}, or look at alpha/0"
+    quoted = f"the GPU '{A}' belongs to no worker, and 'w-0123456789ab' is unknown"
+    assert with_places(quoted, places) == quoted
+    assert has_ids(f"{A}: {command}")
+    assert not has_ids(command)
+    assert not has_ids(quoted)

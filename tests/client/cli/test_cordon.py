@@ -10,6 +10,7 @@ import pytest
 from leasehold.v1 import command_pb2, command_service_pb2, errors_pb2, fleet_service_pb2, operation_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
 from leasehold.v1.command_service_pb2 import WatchCommandRequest
+from leasehold.v1.enrolment_service_pb2 import UnbindGpuRequest, UnbindGpuResponse
 from leasehold.v1.fleet_service_pb2 import CordonRequest, ResetGpuHealthRequest, UncordonRequest
 from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.operation_pb2 import Operation
@@ -103,6 +104,32 @@ def test_an_uncordon_and_a_reset(leasehold: CommandLine, fleet: ScriptedCoordina
         request.worker: list(request.operation.gpu_uuids) for request in fleet.asked(ResetGpuHealthRequest)
     }
     assert resets == {"w-1": [A], "w-2": [C]}
+
+
+def test_a_gpu_is_unbound_by_its_uuid_or_its_place(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    fleet.answers["UnbindGpu"] = lambda request, context: UnbindGpuResponse(identity="worker/gone")
+    assert leasehold("gpu", "unbind", A).stdout == f"{A}: unbound from worker/gone\n"
+    assert leasehold("gpu", "unbind", "alpha/0").stdout == f"alpha/0 ({A}): unbound from worker/gone\n"
+    assert [request.gpu_uuid for request in fleet.asked(UnbindGpuRequest)] == [A, A]
+    done = leasehold("gpu", "unbind", "alpha/9")
+    assert (done.code, done.stdout) == (2, "")
+    assert "no GPU is at 'alpha/9'" in done.stderr
+    assert len(fleet.asked(UnbindGpuRequest)) == 2
+
+
+def test_a_gpu_that_is_not_unbound_is_quoted_as_given(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    fleet.answers["UnbindGpu"] = lambda request, context: refuse(
+        context,
+        grpc.StatusCode.NOT_FOUND,
+        "UNKNOWN_GPU",
+        f"the GPU {request.gpu_uuid!r} belongs to no enrolled worker",
+    )
+    told = f"leasehold: the GPU '{A}' belongs to no enrolled worker (UNKNOWN_GPU)\n"
+    assert leasehold("gpu", "unbind", A).stderr == told
 
 
 def test_a_cordon_that_stays_is_told(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:

@@ -50,7 +50,9 @@ def test_each_symptom_has_its_verdict(
     assert verdict.health == health
     assert says in verdict.reason
     assert ": " in verdict.reason, "it says what to do"
-    assert ("gpu reset-health WORKER/SLOT" in verdict.reason) == excludes(health), "and how to end it"
+    is_worn = symptom.get("retired_pages", 0) >= gpu_health.RETIRED_PAGES_LIMIT
+    assert ("gpu reset-health WORKER/SLOT" in verdict.reason) == (excludes(health) and not is_worn)
+    assert verdict.reason.endswith(": replace the GPU") == is_worn, "another GPU has no verdict to clear"
 
 
 def test_the_worst_symptom_decides() -> None:
@@ -117,3 +119,10 @@ def test_what_programs_cause_and_what_nobody_knows_excludes_nothing(xid: int) ->
 
 def test_no_xid_is_in_both_tables() -> None:
     assert not RESET_XIDS.keys() & HARMLESS_XIDS.keys()
+
+
+def test_a_gpu_whose_memory_is_not_repairable_is_diagnosed_and_replaced() -> None:
+    assert judge(ill({"row_remap_failed": 1})).reason == (
+        "a bad row of its memory could not be replaced: run NVIDIA's field diagnostic, and replace the GPU "
+        "if the diagnostic fails; otherwise run `leasehold gpu reset-health WORKER/SLOT`"
+    )

@@ -105,7 +105,8 @@ async def test_without_a_setting_only_the_own_user_starts_programs_and_only_on_l
         assert await refusal("", owner) == (
             "the coordinator node1:7401 counts as another host, since its address is not loopback, and the "
             "worker's run_as is not set: set run_as in the worker's settings, or start the worker with "
-            "--coordinator 127.0.0.1:7401 if the coordinator is on this host"
+            "--coordinator 127.0.0.1:7401 if the coordinator is on this host and its worker_listen includes "
+            "127.0.0.1"
         )
         assert await refusal("", owner, coordinator=f"insecure:{LOOPBACK}") == (
             "the worker's connection to the coordinator insecure:127.0.0.1:7401 has no TLS, and the worker's "

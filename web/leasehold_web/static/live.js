@@ -330,11 +330,12 @@ export function workloadName(id) {
 
 const nameIn = (id) => live.workloads.get(id)?.name ?? knownName(id);
 
-const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!\/)\bw-[0-9a-f]{12}\b(?!\/)/g; // an id in a path stays
+// An id in a command, in a quoted value or in a path stays.
+const IDS = /`leasehold [^`]*`|(?<!')GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![/'])\bw-[0-9a-f]{12}\b(?!\/)/g;
 
 // A message of the API with places and names instead of the UUIDs and ids that the page knows.
 export function withNames(text = "") {
-  return text.replace(IDS, (id) => (live.gpus.has(id) ? placeOf(id) : nameIn(id) ?? id));
+  return text.replace(IDS, (id) => (id.startsWith("`") ? id : live.gpus.has(id) ? placeOf(id) : nameIn(id) ?? id));
 }
 
 // The target of a command: its workloads, its GPUs or its host.

@@ -111,6 +111,7 @@ _TRUSTED: Final = frozenset(
 )
 _RESET: Final = "end the work on it, and reset it with nvidia-smi --gpu-reset"
 _RESTART: Final = "restart the host, and check the GPU's seat"
+_CLEAR: Final = "`leasehold gpu reset-health WORKER/SLOT`"
 
 
 def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
@@ -120,7 +121,7 @@ def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
 
 def _excluded(health: gpu_pb2.GpuHealth.ValueType, problem: str, remedy: str) -> Verdict:
     """A verdict that excludes the GPU. It stays after the remedy, until an operator clears it."""
-    return Verdict(health, f"{problem}: {remedy}; then run `leasehold gpu reset-health WORKER/SLOT`")
+    return Verdict(health, f"{problem}: {remedy}; then run {_CLEAR}")
 
 
 def judge(reading: HealthReading) -> Verdict:
@@ -164,10 +165,10 @@ def _judge_memory(reading: HealthReading) -> Verdict | None:
             _RESET,
         )
     if reading.row_remap_failed:
-        return _excluded(
+        return Verdict(
             gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED,
-            "a bad row of its memory could not be replaced",
-            "run NVIDIA's field diagnostic",
+            "a bad row of its memory could not be replaced: run NVIDIA's field diagnostic, and replace the "
+            f"GPU if the diagnostic fails; otherwise run {_CLEAR}",
         )
     if reading.row_remap_pending:
         return _excluded(
@@ -178,11 +179,10 @@ def _judge_memory(reading: HealthReading) -> Verdict | None:
             gpu_pb2.GPU_HEALTH_PAGES_RETIRED, "a bad page of its memory waits to be retired", _RESET
         )
     if reading.retired_pages is not None and reading.retired_pages >= RETIRED_PAGES_LIMIT:
-        return _excluded(
+        return Verdict(  # another GPU has another UUID, and no verdict to clear
             gpu_pb2.GPU_HEALTH_PAGES_RETIRED,
             f"{reading.retired_pages} pages of its memory are retired, and a GPU with "
-            f"{RETIRED_PAGES_LIMIT} or more is worn out",
-            "replace it",
+            f"{RETIRED_PAGES_LIMIT} or more is worn out: replace the GPU",
         )
     return None
 

@@ -166,7 +166,8 @@ def elsewhere(coordinator: str, *, is_own: bool = True) -> str:
         return why
     port = coordinator.rpartition(":")[2]
     return (
-        f"{why}, or start the worker with --coordinator 127.0.0.1:{port} if the coordinator is on this host"
+        f"{why}, or start the worker with --coordinator 127.0.0.1:{port} if the coordinator is on this host "
+        "and its worker_listen includes 127.0.0.1"
     )
 
 

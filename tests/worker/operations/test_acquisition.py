@@ -8,10 +8,11 @@ from leasehold.v1 import command_pb2, errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import HelperTerms
 from leasehold_simgpu import SimulatedHost
+from leasehold_worker.operations.acquisition import WAITS_FOR_HELPERS
 
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import counter_run, wait_counting
-from tests.worker.scripted_coordinator import ScriptedCoordinator
+from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
 
@@ -34,7 +35,18 @@ def test_a_run_makes_helpers_give_way_and_a_helper_makes_nobody(
     refused = session.run("c2", "second", run=helper_run("second", 1))
     assert refused.error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
     assert session.run("c3", "one", run=counter_run("one")).state == SUCCEEDED
+    assert WAITS_FOR_HELPERS in phases(session, "c3")
     wait_counting(session, "one")
+    assert session.run("c4", "one", suspend=operation_pb2.SuspendOperation()).state == SUCCEEDED
+    wait_counting(session, "helper")  # it got its GPUs back
+    assert session.run("c5", "one", restore=operation_pb2.RestoreOperation()).state == SUCCEEDED
+    assert f"preflight, {WAITS_FOR_HELPERS}" in phases(session, "c5")
+
+
+def phases(session: Session, command_id: str) -> set[str]:
+    """The phases that a command has shown."""
+    updates = [frame.command_update for frame in session.frames if frame.HasField("command_update")]
+    return {update.phase for update in updates if update.command_id == command_id}
 
 
 @pytest.mark.long

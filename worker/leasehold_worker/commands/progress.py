@@ -86,6 +86,10 @@ class Progress:
         self._current = (phase, time.monotonic())
         self.observer(phase)
 
+    def tell(self, what: str) -> None:
+        """Reports what a phase waits for."""
+        self.observer(f"{self._current[0]}, {what}" if self._current is not None else what)
+
     def tell_bytes(self, phase: str, size_bytes: int) -> None:
         """Reports how far a phase is, at limited rate."""
         now = time.monotonic()

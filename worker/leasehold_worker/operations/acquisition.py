@@ -9,6 +9,7 @@ from typing import Final, final
 import trio
 from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.gpus.uuids import normalize_uuid
@@ -23,6 +24,9 @@ from leasehold_worker.workloads.workload import Workload
 
 HELPERS_TIMEOUT_S: Final = 60.0
 """Time for preemptible workloads to release their GPUs, unless the command's own timeout passes first."""
+
+WAITS_FOR_HELPERS: Final = "waits for GPUs of preemptible workloads"
+"""What a command shows of itself meanwhile."""
 
 
 @final
@@ -44,7 +48,11 @@ class Acquisition:
         self._foreign = foreign
 
     async def for_run(
-        self, workload_id: str, operation: operation_pb2.RunOperation, preferred: Sequence[str] = ()
+        self,
+        workload_id: str,
+        operation: operation_pb2.RunOperation,
+        progress: Progress,
+        preferred: Sequence[str] = (),
     ) -> Allocation:
         """Allocates the resources of a run. Named GPUs are allocated even if claims wait for them.
 
@@ -53,6 +61,7 @@ class Acquisition:
         Args:
             workload_id: The workload that is to hold them.
             operation: The run.
+            progress: The report of the operation.
             preferred: GPUs of its last run, used if they are free and its spec prefers no others.
 
         Raises:
@@ -71,6 +80,7 @@ class Acquisition:
             if not self.may_claim(operation.spec, request, error):
                 raise
             # Preemptible workloads make room for a waiting claim.
+            progress.tell(WAITS_FOR_HELPERS)
             with trio.move_on_after(HELPERS_TIMEOUT_S):
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise
@@ -143,8 +153,9 @@ class Acquisition:
             return None
         return request
 
-    async def from_helpers(self, workload: Workload, request: GpuRequest) -> Lease | None:
+    async def from_helpers(self, workload: Workload, request: GpuRequest, progress: Progress) -> Lease | None:
         """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time."""
+        progress.tell(WAITS_FOR_HELPERS)
         with trio.move_on_after(HELPERS_TIMEOUT_S):
             return await self._pool.claim(workload.workload_id, request)
         return None

@@ -226,7 +226,7 @@ class Operations:
         account = await self._programs.run_as.account(owner)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
-        allocation = await self._acquisition.for_run(workload_id, operation)
+        allocation = await self._acquisition.for_run(workload_id, operation, progress)
         lease = allocation.lease
         progress.enter("spawn")
         try:
@@ -360,7 +360,7 @@ class Operations:
             request = await self._acquisition.request_of_helpers(workload, operation)
         lent = None
         if request is not None and _lacks_gpus(await self.preflight.restore(workload_id, operation)):
-            lent = await self._acquisition.from_helpers(workload, request)
+            lent = await self._acquisition.from_helpers(workload, request, progress)
         if lent is not None:
             await self._restore_on(lent, progress)
             return

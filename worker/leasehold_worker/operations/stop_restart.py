@@ -203,7 +203,9 @@ class StopRestart:
         run = operation_pb2.RunOperation(
             spec=workload.spec, gpu_uuids=plan.named_gpu_uuids, hold_id=plan.hold_id
         )
-        allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
+        allocation = await self._acquisition.for_run(
+            workload.workload_id, run, progress, preferred=plan.target.home
+        )
         lease = allocation.lease
         workload.hold_host(allocation.host)
         self._workloads.set_state(workload, RESTORING)

@@ -291,6 +291,10 @@ def test_the_policy_of_the_specification_is_told_apart_from_that_of_the_last_sus
         facts = page.get_by_label("Specification")
         expect(facts).to_contain_text("Eviction policyretain+checkpoint")
         expect(page.get_by_label("State", exact=True)).to_contain_text("Suspended byretain+stop")
+        expect(facts).to_contain_text("yes: suspended 2.00 s after a yield request")
+        spec["helper"] = {"process_strategy": "STOP"}
+        page.reload()
+        expect(facts).to_contain_text("yes: stopped 10.0 s after a yield request")
 
 
 CUT_BODIES: Final = """async () => {

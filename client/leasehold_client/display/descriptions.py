@@ -7,6 +7,7 @@ from typing import Final, final
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
+from leasehold.v1.eviction_pb2 import PROCESS_STRATEGY_STOP
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_EXITED, MemberState, Workload
@@ -98,7 +99,9 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add("Needs", _needs(workload))
     shown.add("Priority", spec.priority if spec.HasField("priority") else "")
     if spec.HasField("helper"):
-        shown.add("Preemptible", f"grace {duration_s(spec.helper.grace) or 10:g} s")
+        end = "stopped" if spec.helper.process_strategy == PROCESS_STRATEGY_STOP else "suspended"
+        grace_s = duration_s(spec.helper.grace) if spec.helper.HasField("grace") else 10
+        shown.add("Preemptible", f"{end} {grace_s:g} s after a yield request")
     shown.add("Eviction policy", policy_text(spec.eviction) if is_whole else "")
     shown.add("Suspended by", policy_text(status.parked_by) if status.HasField("parked_by") else "")
     shown.add("In host memory", size_text(status.parked_bytes) if status.HasField("parked_bytes") else "")

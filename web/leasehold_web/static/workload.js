@@ -199,7 +199,7 @@ function specFacts(workload) {
   if (resources.memory_bytes) wanted.push(`${bytes(resources.memory_bytes)} of memory`);
   facts.push(["Resources", wanted.join(", ")], ["Priority", String(spec.priority ?? 0)]);
   facts.push(["Eviction policy", policyText(spec.eviction)]);
-  if (spec.helper) facts.push(["Preemptible", `yes: it yields within ${seconds(spec.helper.grace ?? 10)}`]);
+  if (spec.helper) facts.push(["Preemptible", `yes: ${spec.helper.process_strategy === "STOP" ? "stopped" : "suspended"} ${seconds(spec.helper.grace ?? 10)} after a yield request`]);
   facts.push(["Hooks", spec.hooks?.length ? h("ul", { class: "capabilities" }, spec.hooks.map((hook) => h("li", {}, "•", h("div", {}, hookText(hook))))) : "none"]);
   const names = [...Object.keys(spec.environment ?? {}), ...Object.keys(spec.secret_environment ?? {}).map((one) => `${one} (secret)`)];
   if (names.length) facts.push(["Environment", names.join(", ")]);

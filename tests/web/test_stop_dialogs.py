@@ -217,6 +217,33 @@ def test_a_click_cancels_no_command_that_has_moved_below_the_pointer(
         expect(page.locator("dialog h2")).to_have_text("Cancel the suspend: one-1")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_title_of_a_cancellation_gets_the_names_that_come_later(
+    browser: Browser, web_fleet: WebFleet, *, is_refused: bool
+) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/names?*", lambda route: route.fulfill(json={}))
+        page.route("**/api/history?*", lambda route: route.fulfill(json={"spans": []}))
+        commands = {"commands": [{**command, "state": "RUNNING"}]}
+        page.route("**/api/commands?*", lambda route: route.fulfill(json=commands))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate("tell", {"reset": {}, "changes": [], "state": {"is_loading": True}})
+        page.get_by_role("button", name="Cancel the suspend: …").click()
+        title = page.locator("dialog h2")
+        expect(title).to_have_text("Cancel the suspend: …")
+        if is_refused:
+            page.evaluate("tell", {"changes": [], "state": {"is_loading": True, "refused": "no role"}})
+        else:
+            row = {"workload_id": "w-1", "name": "one", "status": {"state": "RUNNING"}}
+            page.evaluate("tell", {"changes": [["workload", "w-1", row]], "state": {}})
+        expect(title).to_have_text(f"Cancel the suspend: {'w-1' if is_refused else 'one'}")
+
+
 CANCELLABLE: Final = """async (commands) => {
   const { commandActions } = await import("/static/actions.js");
   const { live } = await import("/static/live.js");

@@ -313,7 +313,7 @@ function titleOfCancellation(command) {
 
 function cancel(command) {
   confirm({
-    title: titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
+    title: () => titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
     subjects: { kind: "command", entries: [command] },
     effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ isDeleted, state }) => isDeleted || CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },

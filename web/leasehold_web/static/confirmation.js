@@ -28,6 +28,7 @@ export function notice(...parts) {
 }
 
 // A dialog with the dry run, then with the command.
+//   title: a text, or a function that returns it and is called again after changes, since names may come later;
 //   subjects: { kind, entries }, the workloads or the command of the action; picture: a function that returns elements, of
 //   the plan or of nothing, and of the latest subjects; action: what is sent, or a function that returns it; plans: a
 //   function that returns the actions to plan, each { name, action, basis }, if the action itself has no plan; effects:
@@ -41,7 +42,11 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
   const told = h("span", { class: "muted", role: "status" });
   const footer = h("footer", {}, told, no, yes);
-  const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
+  const heading = h("h2", { id: "dialog-title" });
+  const titleNow = () => (typeof title === "function" ? title() : title);
+  const drawTitle = () => setText(heading, titleNow());
+  drawTitle();
+  const form = h("form", { method: "dialog" }, h("header", {}, heading), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   let aborted = new AbortController(); // ends the questions for plans
   const giveBack = keepFocus();
@@ -53,7 +58,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
-    if (isSending) notice(h("b", {}, title), ": the dialog was closed before the answer. ", mayBeStored());
+    if (isSending) notice(h("b", {}, titleNow()), ": the dialog was closed before the answer. ", mayBeStored());
     endChanges?.();
     dialog.remove();
     giveBack();
@@ -114,7 +119,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     if (error.name === "AbortError") return;
     if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
     if (!dialog.isConnected) {
-      notice(h("b", {}, title), `: ${withNames(error.message)}. `, ...more);
+      notice(h("b", {}, titleNow()), `: ${withNames(error.message)}. `, ...more);
       return;
     }
     replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
@@ -123,6 +128,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
 
   // Shows the latest state. Returns whether the content has changed. A plan of an earlier state permits no action.
   function redraw() {
+    drawTitle();
     if (live.isLoading) return false; // parts of the state are missing
     drawEffects();
     const before = basis;
@@ -189,7 +195,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       if (dialog.isConnected) follow(answer, sent.action === "cancel");
       else {
         const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
-        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
+        notice(h("b", {}, titleNow()), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
       }
     } catch (error) {
       setSending(false);
@@ -222,6 +228,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)), list,
       refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
     const draw = () => {
+      drawTitle();
       const commands = ids.map(followed.of);
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(list, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),

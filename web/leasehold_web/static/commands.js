@@ -3,7 +3,7 @@ import { announce, append, ask, h, redraw, replace, setText, showProblem } from 
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
-import { areOld, live, onChange, targetOf } from "/static/live.js";
+import { areOld, awaitsNames, live, onChange, targetOf } from "/static/live.js";
 import { learnFromHistory } from "/static/names.js";
 import { CONCLUDED, operationOf } from "/static/words.js";
 
@@ -49,8 +49,8 @@ function showAll(main) {
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
     replace(counts, list.pages > 0 && h("span", {}, h("b", {}, String(open.length)), "under way"));
     const without = !problem.hidden ? "The commands are not shown." : list.isLoading && "Loading…";
-    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? `No such command is under way${live.isLoading ? " yet" : ""}.` : without || "No command is under way."));
-    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${live.isLoading ? " yet" : amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
+    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? `No such command is under way${awaitsNames() ? " yet" : ""}.` : without || "No command is under way."));
+    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${awaitsNames() ? " yet" : amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);

@@ -11,6 +11,7 @@ const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain
 const PLANNED = new Set(["suspend", "restore", "remap"]); // actions that need a plan
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED_VIEW = "What will happen has changed.";
+const PLANNED_AGAIN = "The state has changed: the plan is asked for again.";
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 // What a screen reader says of commands that have ended.
@@ -54,7 +55,8 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
   let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
-  let hasChanged = false; // whether the dialog shows something else than at its opening
+  let hasChanged = false; // whether the dialog has shown something else than before
+  let shownPlans = null; // the text of the last complete dry run
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
@@ -83,8 +85,10 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   const needsPlan = PLANNED.has(action.action);
   const plansNow = () => (needsPlan ? [{ name: "", action, basis: basisOf(action, subjectsNow()) }] : plans?.() ?? []);
   const basisNow = () => JSON.stringify([effectList.textContent, plansNow()]);
+  const textOf = (...parts) => parts.map((one) => one.textContent).join("\n");
   drawPicture();
   drawEffects();
+  let shownBefore = textOf(pictureBox, effectList); // what is shown without plans
   let basis = live.isLoading ? null : basisNow(); // what the content of the dialog depends on. null: not known yet
   if (subjects || typeof effects === "function") {
     // A change of a workload or GPU is also one of its worker.
@@ -103,7 +107,14 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       onPlan: drawPicture,
       onEnd: (isPossible, failed) => {
         yes.disabled = needsPlan && !isPossible;
-        if (!yes.disabled && failed !== undefined) tellCompletion(failed);
+        if (failed === undefined) return;
+        if (!failed) {
+          const shown = textOf(pictureBox, planBox);
+          hasChanged ||= shownPlans !== null && shown !== shownPlans;
+          shownPlans = shown;
+        }
+        if (yes.disabled) setText(told, hasChanged ? CHANGED_VIEW : "");
+        else tellCompletion(failed);
       },
     });
   }
@@ -135,10 +146,12 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     basis = basisNow();
     if (basis === before) return false;
     drawPicture();
+    const former = shownBefore;
+    shownBefore = textOf(pictureBox, effectList);
     if (isSending) return true;
     if (before !== null) {
-      hasChanged = true;
-      told.textContent = CHANGED_VIEW;
+      hasChanged ||= shownBefore !== former;
+      setText(told, hasChanged ? CHANGED_VIEW : PLANNED_AGAIN);
     }
     const hadFocus = document.activeElement;
     if (isRefusedForNow && !isSenseless?.(...subjectsNow())) {

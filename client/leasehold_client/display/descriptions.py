@@ -29,6 +29,7 @@ from leasehold_client.display.standard_output import echo_escaped
 from leasehold_client.display.tables import field_size, field_text
 from leasehold_client.display.terminal_text import safe_cell
 from leasehold_client.messages import (
+    actor_text,
     command_state,
     duration_s,
     enum_name,
@@ -250,7 +251,7 @@ def describe_command(
         shown.add("Cancellation", "requested")
     elif command.cancel_requested and command.state == COMMAND_STATE_SUCCEEDED:
         shown.add("Cancellation", "requested too late")
-    shown.add("Actor", f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}")
+    shown.add("Actor", actor_text(command))
     shown.add("Owners", ", ".join(command.owners))
     shown.add_time("Created", command.create_time)
     shown.add_time("Changed", command.update_time)

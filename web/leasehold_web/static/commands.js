@@ -5,7 +5,7 @@ import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
 import { areOld, awaitsNames, live, onChange, targetOf } from "/static/live.js";
 import { learnFromHistory } from "/static/names.js";
-import { CONCLUDED, operationOf } from "/static/words.js";
+import { actorOf, CONCLUDED, operationOf } from "/static/words.js";
 
 const PAST_LIMIT = 500; // past commands of the list
 const RETRY_MS = 2000; // after an answer that failed
@@ -43,7 +43,7 @@ function showAll(main) {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const [key, one] of live.commands) if ((list.entries.get(key)?.revision ?? 0) <= (one.revision ?? 0)) list.entries.set(key, one);
     const all = [...list.entries.values()].filter((one) => {
-      const text = [operationOf(one), one.actor, one.state, one.command_id, targetOf(one)].join("\n").toLowerCase();
+      const text = [operationOf(one), actorOf(one), one.state, one.command_id, targetOf(one)].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];

@@ -171,6 +171,11 @@ def command_state(command: Command) -> str:
     return enum_name(CommandState.Name, command.state, "COMMAND_STATE_")
 
 
+def actor_text(command: Command) -> str:
+    """The identity that requested a command, and the user for whom it did so. Empty: hidden."""
+    return f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}"
+
+
 def operation_name(command: Command) -> str:
     """The operation of a command, such as ``suspend``."""
     return command.operation.WhichOneof("kind") or "?"

@@ -248,6 +248,26 @@ def test_while_the_view_loads_no_id_stands_in_the_place_of_a_name(
 
 
 @pytest.mark.long
+def test_a_window_without_a_live_view_does_not_wait_for_it(browser: Browser, web_fleet: WebFleet) -> None:
+    host = {"worker": {"worker_id": "worker-a", "name": "alpha"}, "gpus": [], "events": []}
+    full = {"identity": "local/ann", "role": "ADMIN", "full": "too many streams are open"}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/live", lambda route: route.fulfill(status=503))
+        page.route("**/api/session", lambda route: route.fulfill(json=full))
+        page.route("**/api/workers/*", lambda route: route.fulfill(json=host))
+        for path, told in (
+            ("workloads", ["No workload matches."]),
+            ("commands", ["No such command is under way.", "No past command matches."]),
+        ):
+            page.goto(f"{web_fleet.url}{path}")
+            page.fill("input[type=search]", "none")
+            for one in told:
+                expect(page.get_by_text(one, exact=True)).to_be_visible()
+        page.goto(f"{web_fleet.url}workers/alpha")
+        expect(page.get_by_role("region", name="Workloads")).to_contain_text("The workloads are not shown.")
+
+
+@pytest.mark.long
 def test_a_skip_to_the_content_keeps_the_view(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         page.goto(f"{web_fleet.url}workloads")

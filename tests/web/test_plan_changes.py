@@ -1,5 +1,6 @@
 """Open dialogs with a plan, after changes of what the plan depends on."""
 
+import re
 from typing import Final
 
 import pytest
@@ -19,6 +20,7 @@ TELL_AND_PRESS: Final = """(message) => {
   document.querySelector("dialog button[type=submit]").click();
 }"""
 
+PLANNED_AGAIN: Final = "The state has changed: the plan is asked for again."
 CHANGED: Final = "What will happen has changed."
 COMPLETE: Final = f"{CHANGED} The dry run is complete."
 
@@ -123,7 +125,7 @@ def test_the_plan_of_a_restore_follows_the_gpus_of_its_host(browser: Browser, we
 
         def change(*changes: list[object]) -> None:
             page.evaluate("tell", {"changes": changes, "state": {}})
-            expect(page.locator("dialog footer [role=status]")).to_have_text(CHANGED)
+            expect(page.locator("dialog footer [role=status]")).to_have_text(re.compile("has changed"))
             expect(button).to_be_disabled()
             next_request(page, asked).fulfill(json={"plans": [{}]})
             expect(button).to_be_enabled()
@@ -148,6 +150,34 @@ def test_the_plan_of_a_restore_follows_the_gpus_of_its_host(browser: Browser, we
 
 
 @pytest.mark.long
+def test_an_equal_plan_after_a_loss_of_contact_is_told_as_no_change(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    asked: list[Route] = []
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def change(state: str, step: str) -> None:
+            worker = {"worker_id": "worker-a", "name": "alpha", "state": state}
+            page.evaluate("tell", {"changes": [["worker", "worker-a", worker]], "state": {}})
+            expect(told).to_have_text(PLANNED_AGAIN)
+            next_request(page, asked).fulfill(json={"plans": [{"steps": [step]}]})
+
+        page.route("**/api/plan", lambda route: asked.append(route))
+        begin(page)
+        page.evaluate("tell", {"changes": [workload("RUNNING", 1, "GPU-0")], "state": {}})
+        page.evaluate(OPEN, "Suspend")
+        told = page.locator("dialog footer [role=status]")
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+        expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
+        page.keyboard.press("Shift")
+        for state in ("DISCONNECTED", "CONNECTED"):
+            change(state, "first")
+            expect(told).to_have_text("The dry run is complete.")
+        change("STALE", "second")
+        expect(told).to_have_text(COMPLETE)
+
+
+@pytest.mark.long
 def test_the_plan_of_a_move_follows_the_named_gpus_only(browser: Browser, web_fleet: WebFleet) -> None:
     asked: list[Route] = []
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
@@ -165,7 +195,7 @@ def test_the_plan_of_a_move_follows_the_named_gpus_only(browser: Browser, web_fl
         expect(move).to_be_enabled()
         assert asked == []
         page.evaluate("tell", {"changes": [gpu(1, "LEASED", workload_id="w-2")], "state": {}})
-        expect(page.locator("dialog footer [role=status]")).to_have_text(CHANGED)
+        expect(page.locator("dialog footer [role=status]")).to_have_text(PLANNED_AGAIN)
         expect(move).to_be_disabled()
         next_request(page, asked).fulfill(json={"plans": [{}]})
         expect(move).to_be_enabled()

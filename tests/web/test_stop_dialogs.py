@@ -10,6 +10,16 @@ from .browsers import SCRIPTED_STREAM, Complaints, next_request, open_page
 from .conftest import WebFleet
 from .dialog_scripts import BESIDE, CANCEL
 
+EFFECTS: Final = """async (status) => {
+  const { workloadActions } = await import("/static/actions.js");
+  const buttons = workloadActions({ workload_id: "w-1", name: "one", status });
+  buttons.find((one) => one.textContent === "Stop…").click();
+  const dialog = document.querySelector("dialog");
+  const texts = [...dialog.querySelectorAll(".steps li")].map((one) => one.textContent);
+  dialog.remove();
+  return texts.slice(2);
+}"""
+
 STOP: Final = """async (state) => {
   const { workloadActions } = await import("/static/actions.js");
   const buttons = workloadActions({ workload_id: "w-1", name: "one", status: { state } });
@@ -33,6 +43,30 @@ def test_a_stop_says_how_the_workload_ends(browser: Browser, web_fleet: WebFleet
         ):
             for state in states:
                 assert page.evaluate(STOP, state).startswith(told)
+
+
+@pytest.mark.long
+def test_a_stop_tells_what_becomes_of_a_parked_state(browser: Browser, web_fleet: WebFleet) -> None:
+    lost = "Its parked state is lost."
+    kept = "Its checkpoint stays until it expires: leasehold run --from-checkpoint k-1 starts from it."
+    older = (
+        "Checkpoints that its application has made stay until they expire: "
+        "leasehold run --from-checkpoint ID starts from one."
+    )
+    saved = {"checkpoint_id": "k-1", "disk_bytes": 9}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        for status, told in (
+            ({"state": "STOPPED", **saved}, [kept]),
+            ({"state": "STOPPED", **saved, "disk_bytes": 0}, []),  # it was deleted
+            ({"state": "STOPPED"}, []),
+            ({"state": "CHECKPOINTED", **saved}, [lost]),
+            ({"state": "SUSPENDED"}, [lost]),
+            ({"state": "SUSPENDED", "kernel": {}}, [lost, older]),
+            ({"state": "SLEEPING", "kernel": {}}, [lost, older]),
+            ({"state": "RUNNING", "kernel": {}}, []),
+        ):
+            assert page.evaluate(EFFECTS, status) == told
 
 
 @pytest.mark.long
@@ -60,7 +94,8 @@ def test_a_stop_beside_another_command_tells_its_effects_and_that_it_is_refused_
         )
         expect(effects).to_have_text([refused, re.compile("SIGTERM"), "It holds no GPU."])
         tell("SUSPENDING", "RUNNING")
-        expect(effects).to_have_text([refused, re.compile("a parked state is lost"), "It holds no GPU."])
+        lost = re.compile("parked in memory or an image is lost")
+        expect(effects).to_have_text([refused, lost, "It holds no GPU."])
         tell("SUSPENDED", "SUCCEEDED")
         killed = re.compile("All processes are killed at once")
         expect(effects).to_have_text([killed, "It holds no GPU.", "Its parked state is lost."])
@@ -180,6 +215,33 @@ def test_a_click_cancels_no_command_that_has_moved_below_the_pointer(
         expect(page.locator("dialog")).to_have_count(0)
         rows.get_by_role("button", name="Cancel the suspend: one-1").click()
         expect(page.locator("dialog h2")).to_have_text("Cancel the suspend: one-1")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_title_of_a_cancellation_gets_the_names_that_come_later(
+    browser: Browser, web_fleet: WebFleet, *, is_refused: bool
+) -> None:
+    command = {"workload_id": "w-1", "command_id": "c-1", "operation": {"suspend": {}}, "create_time": 1}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/names?*", lambda route: route.fulfill(json={}))
+        page.route("**/api/history?*", lambda route: route.fulfill(json={"spans": []}))
+        commands = {"commands": [{**command, "state": "RUNNING"}]}
+        page.route("**/api/commands?*", lambda route: route.fulfill(json=commands))
+        page.add_init_script(SCRIPTED_STREAM)
+        page.goto(f"{web_fleet.url}commands")
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.evaluate("tell", {"reset": {}, "changes": [], "state": {"is_loading": True}})
+        page.get_by_role("button", name="Cancel the suspend: …").click()
+        title = page.locator("dialog h2")
+        expect(title).to_have_text("Cancel the suspend: …")
+        if is_refused:
+            page.evaluate("tell", {"changes": [], "state": {"is_loading": True, "refused": "no role"}})
+        else:
+            row = {"workload_id": "w-1", "name": "one", "status": {"state": "RUNNING"}}
+            page.evaluate("tell", {"changes": [["workload", "w-1", row]], "state": {}})
+        expect(title).to_have_text(f"Cancel the suspend: {'w-1' if is_refused else 'one'}")
 
 
 CANCELLABLE: Final = """async (commands) => {

@@ -750,6 +750,45 @@ def test_a_parked_time_covers_no_bar_of_other_workloads(browser: Browser, web_fl
         assert page.evaluate(POINTED, list(points)) == list(points.values())
 
 
+RIGHT_OF_NOW: Final = """async (kind, isRestored) => {
+  const { drawPicture } = await import("/static/timeline_picture.js");
+  const { coloursOf } = await import("/static/painter.js");
+  const { now } = await import("/static/server_time.js");
+  const hour = 3600000;
+  const present = now();
+  const time = {
+    start: present - 150 * hour, end: present + 50 * hour,
+    scale: () => ({ labels: 0, xOf: (one) => 750 + ((one - present) / hour) * 5 }),
+  };
+  const span = (id, gpu) => ({ span_id: id, workload_id: "w", gpu_uuid: gpu });
+  const begin = present - hour / 5; // one pixel
+  const joint = { workload: "w", kind, from: span("a", "0"), to: span("b", "7"), begin, end: begin + 1000 };
+  if (!isRestored) Object.assign(joint, { to: null, end: Infinity });
+  const placed = new Map([["0", 20], ["7", 200]]);
+  const canvas = document.createElement("canvas");
+  const painted = (joints, x, width) => {
+    drawPicture(canvas, { width: 1000, height: 400, scrollTop: 0 }, {
+      time, layout: { spans: [], joints, placed, rows: [{ y: 20, uuid: "0", slot: 0 }] },
+      colours: coloursOf(document.body), chosen: null, hovered: null, commands: [], events: [], empty: "",
+    });
+    return [...canvas.getContext("2d").getImageData(x, 0, width, 400).data].join();
+  };
+  const isPainted = (x, width) => painted([joint], x, width) !== painted([], x, width);
+  return { left: isPainted(700, 50), right: isPainted(753, 200) };
+}"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "is_restored"), [("parked", False), ("parked", True), ("move", True)])
+def test_no_joint_is_right_of_the_present(
+    browser: Browser, web_fleet: WebFleet, kind: str, *, is_restored: bool
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        expect(page.locator("#who")).to_contain_text("admin")
+        script = f"([kind, isRestored]) => ({RIGHT_OF_NOW})(kind, isRestored)"
+        assert page.evaluate(script, [kind, is_restored]) == {"left": True, "right": False}
+
+
 SLOW_CLOCK: Final = """
 const present = Date.now;
 Date.now = () => present() - 600000;

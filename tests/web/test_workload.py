@@ -276,6 +276,27 @@ def test_a_parked_workload_is_where_its_policy_left_it_and_no_unknown_size_is_ze
         expect(page.locator("dialog")).to_contain_text("It holds no GPU.")
 
 
+@pytest.mark.long
+def test_the_policy_of_the_specification_is_told_apart_from_that_of_the_last_suspend(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    parked_by = {"process_strategy": "STOP"}
+    spec = {"eviction": {"process_strategy": "CHECKPOINT"}, "helper": {"grace": 2}}
+    row = {"workload_id": "w-1", "name": "one", "worker_id": "worker-a", "create_time": 1, "spec": spec}
+    row |= {"status": {"state": "STOPPED", "parked_by": parked_by}}
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        answer = {"workload": row, "commands": [], "events": []}
+        page.route("**/api/workloads/w-1", lambda route: route.fulfill(json=answer))
+        page.goto(f"{web_fleet.url}workloads/w-1")
+        facts = page.get_by_label("Specification")
+        expect(facts).to_contain_text("Eviction policyretain+checkpoint")
+        expect(page.get_by_label("State", exact=True)).to_contain_text("Suspended byretain+stop")
+        expect(facts).to_contain_text("yes: suspended 2.00 s after a yield request")
+        spec["helper"] = {"process_strategy": "STOP"}
+        page.reload()
+        expect(facts).to_contain_text("yes: stopped 10.0 s after a yield request")
+
+
 CUT_BODIES: Final = """async () => {
   const { ask } = await import("/static/dom.js");
   const failures = ["AbortError", "TimeoutError"].map((name) => new DOMException("cut", name));

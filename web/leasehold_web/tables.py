@@ -207,7 +207,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
             enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
             one.phase,
             _about(one, names, workers),
-            one.actor,
+            f"{one.actor}{f' for {one.on_behalf_of}' if one.on_behalf_of else ''}",
             _time(one.create_time),
             one.error.message,
         ]

@@ -49,7 +49,11 @@ def stop(
     force: bool,
     options: CommandOptions,
 ) -> None:
-    """Stop workloads. A suspended workload is killed at once, since it can't handle SIGTERM."""
+    """Stop workloads. A suspended workload is killed at once, since it can't handle SIGTERM.
+
+    A state that is parked in memory or in an image is lost. Application checkpoints stay until they expire:
+    `leasehold run --from-checkpoint ID` starts from one.
+    """
     from leasehold_client.cli.conclusion import conclude, conclude_all
 
     def applies(workload: Workload) -> bool:

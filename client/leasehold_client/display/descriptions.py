@@ -7,6 +7,7 @@ from typing import Final, final
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
+from leasehold.v1.eviction_pb2 import PROCESS_STRATEGY_STOP
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_EXITED, MemberState, Workload
@@ -28,6 +29,7 @@ from leasehold_client.display.standard_output import echo_escaped
 from leasehold_client.display.tables import field_size, field_text
 from leasehold_client.display.terminal_text import safe_cell
 from leasehold_client.messages import (
+    actor_text,
     command_state,
     duration_s,
     enum_name,
@@ -98,7 +100,9 @@ def describe_workload(workload: Workload, worker: str, places: Mapping[str, str]
     shown.add("Needs", _needs(workload))
     shown.add("Priority", spec.priority if spec.HasField("priority") else "")
     if spec.HasField("helper"):
-        shown.add("Preemptible", f"grace {duration_s(spec.helper.grace) or 10:g} s")
+        end = "stopped" if spec.helper.process_strategy == PROCESS_STRATEGY_STOP else "suspended"
+        grace_s = duration_s(spec.helper.grace) if spec.helper.HasField("grace") else 10
+        shown.add("Preemptible", f"{end} {grace_s:g} s after a yield request")
     shown.add("Eviction policy", policy_text(spec.eviction) if is_whole else "")
     shown.add("Suspended by", policy_text(status.parked_by) if status.HasField("parked_by") else "")
     shown.add("In host memory", size_text(status.parked_bytes) if status.HasField("parked_bytes") else "")
@@ -247,7 +251,7 @@ def describe_command(
         shown.add("Cancellation", "requested")
     elif command.cancel_requested and command.state == COMMAND_STATE_SUCCEEDED:
         shown.add("Cancellation", "requested too late")
-    shown.add("Actor", f"{command.actor}{f' for {command.on_behalf_of}' if command.on_behalf_of else ''}")
+    shown.add("Actor", actor_text(command))
     shown.add("Owners", ", ".join(command.owners))
     shown.add_time("Created", command.create_time)
     shown.add_time("Changed", command.update_time)

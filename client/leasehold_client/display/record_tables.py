@@ -16,6 +16,7 @@ from leasehold_client.byte_sizes import size_text
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display.tables import Column
 from leasehold_client.messages import (
+    actor_text,
     age_text,
     command_state,
     enum_name,
@@ -102,7 +103,7 @@ def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:
         Column("STATE", _command_state, is_state=True),
         Column("AGE", lambda command: age_text(command.create_time), drop=1),
         Column("PHASE", lambda command: command.phase or _no_value(command), is_wide=True),
-        Column("ACTOR", lambda command: command.actor or _no_value(command), is_wide=True),
+        Column("ACTOR", lambda command: actor_text(command) or _no_value(command), is_wide=True),
         Column("CREATED", lambda command: time_text(command.create_time), is_wide=True),
         Column("MESSAGE", _command_message, drop=2, shrinks=True),
     )

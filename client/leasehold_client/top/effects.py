@@ -4,7 +4,7 @@ from typing import Final
 
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.workload_pb2 import Workload, WorkloadState
+from leasehold.v1.workload_pb2 import Workload, WorkloadState, WorkloadStatus
 
 from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.errors import UsageError
@@ -36,8 +36,7 @@ def stop_effect(model: FleetModel, workload: Workload) -> str:
     if present is None:
         raise UsageError(f"{workload.name} has ended: there is nothing to stop")
     text = f"{present.name} is {workload_state(present)}. {_end_text(present.status.state)}"
-    if present.status.state in PARKED:
-        text += " Its parked state is lost."
+    text += _fate_of_state(present.status)
     if (command := model.open_command(present.workload_id)) is not None:
         text += f" A stop is refused until its {operation_name(command)} has ended."
     return text
@@ -56,10 +55,32 @@ def _end_text(state: WorkloadState.ValueType) -> str:
             return "It ends at once, since it has no process."
         case _ if state in _BUSY:
             return (
-                "Its end depends on the later state: a running process gets SIGTERM, a parked state is lost."
+                "Its end depends on the later state: a running process gets SIGTERM, and a state that is "
+                "parked in memory or an image is lost."
             )
         case _:
             return "Its processes are killed at once. State that it has not saved is lost."
+
+
+def _fate_of_state(status: WorkloadStatus) -> str:
+    """The fate of the state of a parked workload. A stop deletes no application checkpoint.
+
+    A checkpoint that was deleted before has no bytes.
+    """
+    if status.state not in PARKED:
+        return ""
+    if status.state != workload_pb2.WORKLOAD_STATE_STOPPED:
+        kept = (
+            " Checkpoints that its application has made stay until they expire: leasehold run "
+            "--from-checkpoint ID starts from one."
+        )
+        return f" Its parked state is lost.{kept if status.HasField('kernel') else ''}"
+    if not status.checkpoint_id or (status.HasField("disk_bytes") and not status.disk_bytes):
+        return ""
+    return (
+        " Its checkpoint stays until it expires: leasehold run --from-checkpoint "
+        f"{status.checkpoint_id} starts from it."
+    )
 
 
 def cancel_effect(model: FleetModel, command: Command, about: str) -> str:

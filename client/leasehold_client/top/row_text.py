@@ -19,6 +19,7 @@ from leasehold_client.display.outcome import failure_text, seconds_text, timing_
 from leasehold_client.display.terminal import shortened
 from leasehold_client.messages import (
     PARKED,
+    actor_text,
     age_text,
     ago_text,
     command_state,
@@ -284,7 +285,7 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
         Piece(since if begun_s else "?", 12),
     ]
     if width >= WIDE:
-        pieces += [Piece(row.worker_name, 20), Piece(" ", 1), Piece(command.actor, 24), Piece(" ", 1)]
+        pieces += [Piece(row.worker_name, 20), Piece(" ", 1), Piece(actor_text(command), 24), Piece(" ", 1)]
     return [*pieces, Piece(with_places(progress_text(command), row.places))]
 
 

@@ -7,6 +7,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import GetCommandResponse, ListCommandsResponse
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.event_service_pb2 import ListEventsResponse
+from leasehold.v1.eviction_pb2 import PROCESS_STRATEGY_STOP
 from leasehold.v1.fleet_service_pb2 import GetWorkerResponse, ListWorkersResponse
 from leasehold.v1.operation_pb2 import CordonOperation
 from leasehold.v1.worker_pb2 import Capability, Worker
@@ -94,6 +95,18 @@ def test_a_workload_whose_exit_is_unknown(leasehold: CommandLine, fleet: Scripte
     fields = described(leasehold, "workload", "one")
     assert fields["State"] == "EXITED(0)"
     assert "Exit" not in fields
+
+
+def test_a_preemptible_workload(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    helper = workload("one")
+    helper.spec.helper.grace.FromSeconds(2)
+    fleet.answers["GetWorkload"] = lambda request, context: GetWorkloadResponse(workload=helper)
+    told = described(leasehold, "workload", "one")["Preemptible"]
+    assert told == "suspended 2 s after a yield request"
+    helper.spec.helper.Clear()
+    helper.spec.helper.process_strategy = PROCESS_STRATEGY_STOP
+    told = described(leasehold, "workload", "one")["Preemptible"]
+    assert told == "stopped 10 s after a yield request"
 
 
 def test_hidden_fields_are_left_out(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:

@@ -168,11 +168,13 @@ def test_hidden_fields_of_a_command_are_unknown(capsys: pytest.CaptureFixture[st
     failed = command(command_pb2.COMMAND_STATE_FAILED, actor="user/ann")
     failed.update_time.FromSeconds(1)
     failed.error.reason, failed.error.message = errors_pb2.ERROR_REASON_NOT_READY, "one is not ready"
-    seen = [own, failed, restricted(failed, SHARED_COMMAND), restricted(failed, COMMAND)]
+    for_bob = command(command_pb2.COMMAND_STATE_SUCCEEDED, actor="service/gw", on_behalf_of="user/bob")
+    seen = [own, failed, restricted(failed, SHARED_COMMAND), restricted(failed, COMMAND), for_bob]
     echo_table(command_columns({}), seen, View(names=("phase", "actor", "message")))
     assert columns(capsys.readouterr().out)[1:] == [
         ["-", "-", "-"],
         ["-", "user/ann", "one is not ready"],
         ["-", "user/ann", "NOT_READY"],
         ["?", "?", "?"],
+        ["?", "service/gw for user/bob", "-"],
     ]

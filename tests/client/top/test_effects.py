@@ -1,5 +1,7 @@
 """What the dialogs of a stop and of a cancellation say in each state."""
 
+from typing import Any
+
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import WatchCommandsResponse
@@ -27,7 +29,7 @@ def model() -> FleetModel:
 
 
 @pytest.mark.parametrize(
-    ("state", "end", "is_parked"),
+    ("state", "end", "is_lost"),
     [
         ("UNSPECIFIED", KILLED, False),
         ("PENDING", DEPENDS, False),
@@ -41,18 +43,41 @@ def model() -> FleetModel:
         ("WEDGED", KILLED, False),
         ("UNKNOWN", KILLED, False),
         ("SLEEPING", SIGTERM, True),
-        ("STOPPED", "It ends at once, since it has no process.", True),
+        ("STOPPED", "It ends at once, since it has no process.", False),
     ],
 )
 def test_the_end_of_a_workload_depends_on_its_state(
-    model: FleetModel, state: str, end: str, is_parked: bool
+    model: FleetModel, state: str, end: str, is_lost: bool
 ) -> None:
     one = workload("one", state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
     model.fold_workloads(WatchWorkloadsResponse(workload=one))
     text = stop_effect(model, workload("one"))
     assert text.startswith(f"one is {state}. {end}")
-    assert text.endswith(LOST) == is_parked
+    assert text.endswith(LOST) == is_lost
     assert ("SIGTERM" in text) == (end in (SIGTERM, DEPENDS))
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "told"),
+    [
+        ("STOPPED", {"checkpoint_id": "k-1", "disk_bytes": 9}, "leasehold run --from-checkpoint k-1 starts"),
+        ("STOPPED", {"checkpoint_id": "k-1", "disk_bytes": 0}, ""),  # it was deleted
+        ("STOPPED", {}, ""),
+        ("SUSPENDED", {"kernel": {}}, f"{LOST} Checkpoints that its application has made stay"),
+        ("SLEEPING", {"kernel": {}}, f"{LOST} Checkpoints that its application has made stay"),
+        ("CHECKPOINTED", {"checkpoint_id": "i-1", "disk_bytes": 9}, LOST),
+    ],
+)
+def test_a_stop_leaves_the_checkpoints_of_an_application(
+    model: FleetModel, state: str, fields: dict[str, Any], told: str
+) -> None:
+    one = workload("one", state=workload_pb2.WorkloadState.Value(f"WORKLOAD_STATE_{state}"))
+    one.status.MergeFrom(workload_pb2.WorkloadStatus(**fields))
+    model.fold_workloads(WatchWorkloadsResponse(workload=one))
+    text = stop_effect(model, workload("one"))
+    assert told in text
+    assert ("--from-checkpoint" in text) == ("checkpoint" in told.lower())
+    assert (LOST in text) == (state != "STOPPED")
 
 
 @pytest.mark.parametrize("state", ENDED)

@@ -176,7 +176,7 @@ function swap(workload) {
 
 // How a workload ends on request.
 function endOf(state) {
-  if (BUSY.has(state)) return "The end depends on the later state: a running process gets SIGTERM first, and a parked state is lost.";
+  if (BUSY.has(state)) return "The end depends on the later state: a running process gets SIGTERM first, and a state that is parked in memory or an image is lost.";
   switch (state) {
     case "SUSPENDED":
       return "All processes are killed at once: their CUDA calls block, so they can't end by themselves.";
@@ -210,8 +210,19 @@ function effectsOfStop(workload) {
     host && host.state !== "CONNECTED" && `The host ${host.name} is out of contact. The stop is refused until it returns.`,
     endOf(state),
     uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
-    PARKED.has(state) && "Its parked state is lost.",
+    ...fateOfState(workload),
   ].filter(Boolean);
+}
+
+// What becomes of the state of a parked workload. A stop deletes no application checkpoint. A checkpoint that was deleted
+// before has no bytes.
+function fateOfState({ status = {} }) {
+  if (!PARKED.has(status.state)) return [];
+  if (status.state !== "STOPPED") {
+    return ["Its parked state is lost.", status.kernel && "Checkpoints that its application has made stay until they expire: leasehold run --from-checkpoint ID starts from one."];
+  }
+  const { checkpoint_id: id, disk_bytes: size } = status;
+  return [id && size !== 0 && `Its checkpoint stays until it expires: leasehold run --from-checkpoint ${id} starts from it.`];
 }
 
 function stop(workload) {
@@ -302,7 +313,7 @@ function titleOfCancellation(command) {
 
 function cancel(command) {
   confirm({
-    title: titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
+    title: () => titleOfCancellation(command), verb: "Cancel the command", isDanger: true,
     subjects: { kind: "command", entries: [command] },
     effects: (latest) => [effectOfCancellation(latest), h("code", {}, command.command_id)], isSenseless: ({ isDeleted, state }) => isDeleted || CONCLUDED.has(state),
     action: { action: "cancel", command: command.command_id },

@@ -3,7 +3,7 @@ import { age } from "/static/ages.js";
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
 import { targetOf, withNames, workerName, workloadName } from "/static/live.js";
-import { bytes, CONCLUDED, lower, operationOf, outcomeOf, rate, seconds, workloadsOf } from "/static/words.js";
+import { actorOf, bytes, CONCLUDED, lower, operationOf, outcomeOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
@@ -15,7 +15,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       !isOver && command.cancel_requested && h("span", { class: "badge" }, "cancellation requested"),
       h("span", { class: "spacer" }),
-      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
+      h("span", { class: "muted" }, command.actor ? `${actorOf(command)} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
       hasActions && actions),
     command.state === "UNKNOWN" && outOfContact(command),
     !isOver && command.state !== "UNKNOWN" && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),

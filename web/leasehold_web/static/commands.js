@@ -3,9 +3,9 @@ import { announce, append, ask, h, redraw, replace, setText, showProblem } from 
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { Listing } from "/static/listing.js";
-import { areOld, live, onChange, targetOf } from "/static/live.js";
+import { areOld, awaitsNames, live, onChange, targetOf } from "/static/live.js";
 import { learnFromHistory } from "/static/names.js";
-import { CONCLUDED, operationOf } from "/static/words.js";
+import { actorOf, CONCLUDED, operationOf } from "/static/words.js";
 
 const PAST_LIMIT = 500; // past commands of the list
 const RETRY_MS = 2000; // after an answer that failed
@@ -43,14 +43,14 @@ function showAll(main) {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const [key, one] of live.commands) if ((list.entries.get(key)?.revision ?? 0) <= (one.revision ?? 0)) list.entries.set(key, one);
     const all = [...list.entries.values()].filter((one) => {
-      const text = [operationOf(one), one.actor, one.state, one.command_id, targetOf(one)].join("\n").toLowerCase();
+      const text = [operationOf(one), actorOf(one), one.state, one.command_id, targetOf(one)].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
     replace(counts, list.pages > 0 && h("span", {}, h("b", {}, String(open.length)), "under way"));
     const without = !problem.hidden ? "The commands are not shown." : list.isLoading && "Loading…";
-    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? `No such command is under way${live.isLoading ? " yet" : ""}.` : without || "No command is under way."));
-    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${live.isLoading ? " yet" : amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
+    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? `No such command is under way${awaitsNames() ? " yet" : ""}.` : without || "No command is under way."));
+    replace(past, over.length ? over.slice(0, PAST_LIMIT).map(line) : h("p", { class: "muted" }, words.length ? `No past command matches${awaitsNames() ? " yet" : amongLoaded()}.` : without || (list.token ? `No past command is${amongLoaded()}.` : "No command has ended yet.")));
     const isFull = over.length > PAST_LIMIT || (over.length === PAST_LIMIT && Boolean(list.token));
     setText(bound, isFull ? `The latest ${PAST_LIMIT} are shown.` : "");
     more.hidden = !list.problem && (isFull || !list.token);

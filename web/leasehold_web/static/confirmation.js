@@ -11,6 +11,7 @@ const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain
 const PLANNED = new Set(["suspend", "restore", "remap"]); // actions that need a plan
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED_VIEW = "What will happen has changed.";
+const PLANNED_AGAIN = "The state has changed: the plan is asked for again.";
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 // What a screen reader says of commands that have ended.
@@ -28,6 +29,7 @@ export function notice(...parts) {
 }
 
 // A dialog with the dry run, then with the command.
+//   title: a text, or a function that returns it and is called again after changes, since names may come later;
 //   subjects: { kind, entries }, the workloads or the command of the action; picture: a function that returns elements, of
 //   the plan or of nothing, and of the latest subjects; action: what is sent, or a function that returns it; plans: a
 //   function that returns the actions to plan, each { name, action, basis }, if the action itself has no plan; effects:
@@ -41,7 +43,11 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
   const told = h("span", { class: "muted", role: "status" });
   const footer = h("footer", {}, told, no, yes);
-  const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
+  const heading = h("h2", { id: "dialog-title" });
+  const titleNow = () => (typeof title === "function" ? title() : title);
+  const drawTitle = () => setText(heading, titleNow());
+  drawTitle();
+  const form = h("form", { method: "dialog" }, h("header", {}, heading), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   let aborted = new AbortController(); // ends the questions for plans
   const giveBack = keepFocus();
@@ -49,11 +55,12 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
   let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
-  let hasChanged = false; // whether the dialog shows something else than at its opening
+  let hasChanged = false; // whether the dialog has shown something else than before
+  let shownPlans = null; // the text of the last complete dry run
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
-    if (isSending) notice(h("b", {}, title), ": the dialog was closed before the answer. ", mayBeStored());
+    if (isSending) notice(h("b", {}, titleNow()), ": the dialog was closed before the answer. ", mayBeStored());
     endChanges?.();
     dialog.remove();
     giveBack();
@@ -78,8 +85,10 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   const needsPlan = PLANNED.has(action.action);
   const plansNow = () => (needsPlan ? [{ name: "", action, basis: basisOf(action, subjectsNow()) }] : plans?.() ?? []);
   const basisNow = () => JSON.stringify([effectList.textContent, plansNow()]);
+  const textOf = (...parts) => parts.map((one) => one.textContent).join("\n");
   drawPicture();
   drawEffects();
+  let shownBefore = textOf(pictureBox, effectList); // what is shown without plans
   let basis = live.isLoading ? null : basisNow(); // what the content of the dialog depends on. null: not known yet
   if (subjects || typeof effects === "function") {
     // A change of a workload or GPU is also one of its worker.
@@ -98,7 +107,14 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       onPlan: drawPicture,
       onEnd: (isPossible, failed) => {
         yes.disabled = needsPlan && !isPossible;
-        if (!yes.disabled && failed !== undefined) tellCompletion(failed);
+        if (failed === undefined) return;
+        if (!failed) {
+          const shown = textOf(pictureBox, planBox);
+          hasChanged ||= shownPlans !== null && shown !== shownPlans;
+          shownPlans = shown;
+        }
+        if (yes.disabled) setText(told, hasChanged ? CHANGED_VIEW : "");
+        else tellCompletion(failed);
       },
     });
   }
@@ -114,7 +130,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     if (error.name === "AbortError") return;
     if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
     if (!dialog.isConnected) {
-      notice(h("b", {}, title), `: ${withNames(error.message)}. `, ...more);
+      notice(h("b", {}, titleNow()), `: ${withNames(error.message)}. `, ...more);
       return;
     }
     replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
@@ -123,16 +139,19 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
 
   // Shows the latest state. Returns whether the content has changed. A plan of an earlier state permits no action.
   function redraw() {
+    drawTitle();
     if (live.isLoading) return false; // parts of the state are missing
     drawEffects();
     const before = basis;
     basis = basisNow();
     if (basis === before) return false;
     drawPicture();
+    const former = shownBefore;
+    shownBefore = textOf(pictureBox, effectList);
     if (isSending) return true;
     if (before !== null) {
-      hasChanged = true;
-      told.textContent = CHANGED_VIEW;
+      hasChanged ||= shownBefore !== former;
+      setText(told, hasChanged ? CHANGED_VIEW : PLANNED_AGAIN);
     }
     const hadFocus = document.activeElement;
     if (isRefusedForNow && !isSenseless?.(...subjectsNow())) {
@@ -189,7 +208,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       if (dialog.isConnected) follow(answer, sent.action === "cancel");
       else {
         const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
-        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
+        notice(h("b", {}, titleNow()), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left, answer.problem && ` ${withNames(answer.problem)}.`);
       }
     } catch (error) {
       setSending(false);
@@ -222,6 +241,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       answer.problem && h("p", { class: "box bad", role: "alert" }, withNames(answer.problem)), list,
       refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
     const draw = () => {
+      drawTitle();
       const commands = ids.map(followed.of);
       const isOver = commands.every((command) => CONCLUDED.has(command.state));
       replace(list, isCancellation && !isOver && h("p", { class: "box warn", role: "status" }, "The cancellation was requested, and waits for the worker."),

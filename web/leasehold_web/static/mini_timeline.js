@@ -3,7 +3,7 @@
 import { h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange, placeOf } from "/static/live.js";
-import { coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
+import { beginOf, coloursOf, drawJoint, drawSpan, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { jointsOf, tickText, ticksOf } from "/static/spans.js";
 import { endOf, endOfJoint, isUnreported, lastReportOf, placeOfSpan } from "/static/timeline_words.js";
@@ -67,7 +67,7 @@ export function miniTimeline(workload, current, commands = () => [], onLoad = ()
       context.fillStyle = colours.muted;
       context.fillText(history.known ? "It has held no GPU in the stored history." : history.problem ? "" : "Loading…", LABELS, AXIS + ROW / 2);
     }
-    for (const joint of jointsOf(all, [...commands(), ...live.commands.values()])) drawJoint(context, joint, x(joint.begin), y(joint.from.gpu_uuid), x(Math.min(end, endOfJoint(joint, end))), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours, { isOld: isUnreported(joint) });
+    for (const joint of jointsOf(all, [...commands(), ...live.commands.values()])) drawJoint(context, joint, beginOf(joint, x(joint.begin), x(end)), y(joint.from.gpu_uuid), x(Math.min(end, endOfJoint(joint, end))), y(joint.to?.gpu_uuid ?? joint.from.gpu_uuid), colours, { isOld: isUnreported(joint), present: x(end) });
     for (const span of spans) drawSpan(context, span, x(span.begin_time), x(span.end_time ?? end), y(span.gpu_uuid), colours, { dimFrom: x(lastReportOf(span) ?? Infinity), name: span.workload_name, isOpen: !span.end_time });
     canvas.setAttribute("aria-label", `Timeline of the GPUs of this workload: ${count(spans.length, "stay")}. The table below has the same.`);
     const isOpen = table.open;

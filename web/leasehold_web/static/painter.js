@@ -3,6 +3,7 @@ import { hueOf } from "/static/spans.js";
 
 export const BAR = 17;
 const GUTTER = 13; // from the middle of a row to its line
+const MARK = 14; // the width of the two strokes of a parked time, with the begin of its line
 
 // The colours of the sheet, read again when the scheme changes.
 export function coloursOf(element) {
@@ -105,8 +106,12 @@ function drawBar(context, span, x1, x2, y, colours, { isDim = false, isChosen = 
   context.restore();
 }
 
-// A joint: a move as a solid curve with an arrow, a parked time as a dashed one with a pause sign at its begin.
-export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = false, isOld = false, isStrong = false, isBusy = false } = {}) {
+// Where a joint begins: a parked time left of its begin, if its two strokes would be right of the present.
+export const beginOf = (joint, x1, present) => (joint.kind === "move" ? x1 : Math.min(x1, present - MARK));
+
+// A joint: a move as a solid curve with an arrow, a parked time as a dashed one with a pause sign at its begin. Nothing is
+// right of the present.
+export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = false, isOld = false, isStrong = false, isBusy = false, present = Infinity } = {}) {
   context.save();
   context.globalAlpha = isDim ? 0.15 : isOld ? 0.4 : 1;
   context.strokeStyle = colours.fill(joint.workload);
@@ -117,7 +122,8 @@ export function drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim = fal
   if (joint.kind === "move") {
     const bulge = 16 + Math.min(26, Math.abs(y2 - y1) / 6);
     context.moveTo(x1, y1);
-    context.bezierCurveTo(x1 + bulge, y1, x2 - bulge, y2, x2 - 5, y2);
+    const room = Math.max(0, (present - x1) / 0.45); // at most 4/9 of the way to its first handle is right of x1
+    context.bezierCurveTo(x1 + Math.min(bulge, room), y1, x2 - bulge, y2, x2 - 5, y2);
     context.stroke();
     arrow(context, x2, y2);
   } else {

@@ -1,7 +1,7 @@
 // The timeline: every GPU a row, leases as spans, and the joints between them. This module has its state and its tools.
 import { announce, append, h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
-import { live, onChange } from "/static/live.js";
+import { awaitsNames, live, onChange } from "/static/live.js";
 import { coloursOf } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { listen } from "/static/timeline_input.js";
@@ -54,7 +54,7 @@ export function show(main) {
     const { clientWidth: width, clientHeight: height, scrollTop } = box;
     if (isOver || !width || !height) return;
     colours ??= coloursOf(main);
-    const empty = search.value ? "No row matches the filter." : live.refused ? "The timeline is not shown." : live.isLoading ? "Loading…" : "No GPU was reported, and no lease is stored for this time.";
+    const empty = search.value ? "No row matches the filter." : awaitsNames() ? "Loading…" : live.isLoading || live.refused ? "The timeline is not shown." : "No GPU was reported, and no lease is stored for this time.";
     const commands = new Map([...history.commands, ...live.commands]).values();
     const events = [...history.events.values(), ...live.events.values()];
     hits = drawPicture(canvas, { width, height, scrollTop }, { time, layout, colours, chosen, hovered, commands, events, empty });

@@ -1,5 +1,5 @@
 // The picture of the timeline: its grid, rows, spans and joints.
-import { drawJoint, drawSpan, isOnParked, sized } from "/static/painter.js";
+import { beginOf, drawJoint, drawSpan, isOnParked, sized } from "/static/painter.js";
 import { now } from "/static/server_time.js";
 import { tickText, ticksOf } from "/static/spans.js";
 import { drawLanes } from "/static/timeline_lanes.js";
@@ -108,10 +108,10 @@ function drawContent(context, { height, offset, time, scale, layout, colours, ch
     const y1 = placed.get(joint.from.gpu_uuid) + offset;
     const y2 = placed.get((joint.to ?? joint.from).gpu_uuid) + offset;
     if (Number.isNaN(y1 + y2)) continue;
-    const x1 = xOf(joint.begin);
+    const x1 = beginOf(joint, xOf(joint.begin), xOf(present));
     const x2 = xOf(endOfJoint(joint, Math.min(present, time.end)));
     const busy = isBusy(joint, spans, present);
-    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isOld: isUnreported(joint), isStrong: focus === joint.workload, isBusy: busy });
+    drawJoint(context, joint, x1, y1, x2, y2, colours, { isDim: isDim(joint.workload), isOld: isUnreported(joint), isStrong: focus === joint.workload, isBusy: busy, present: xOf(present) });
     if (joint.kind === "move") hits.push({ x1: Math.min(x1 - 6, x2 + 6), x2: Math.max(x1 - 6, x2 + 6), y1: Math.min(y1, y2) + 8, y2: Math.max(y1, y2) - 8, item: { joint } });
     // Below the spans: others use the GPU while the workload is parked.
     else below.push({ x1, x2: Math.max(x2, x1 + 12), y1: Math.min(y1, y2) - ROW, y2: Math.max(y1, y2) + ROW, isHit: (x, y) => isOnParked(x, y, joint, x1, y1, x2, y2, busy), item: { joint } });

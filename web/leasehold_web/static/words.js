@@ -77,6 +77,9 @@ export function operationOf(command) {
   return OPERATIONS[kind] ?? kind;
 }
 
+// Who requested a command, and for which user.
+export const actorOf = ({ actor = "", on_behalf_of: user }) => `${actor}${user ? ` for ${user}` : ""}`;
+
 // How a command has ended, or how far it is.
 export function outcomeOf(command) {
   return command.result?.already_there ? "nothing to do" : lower(command.state);

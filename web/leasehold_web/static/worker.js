@@ -5,7 +5,7 @@ import { age } from "/static/ages.js";
 import { lastKnown, list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { live, onChange } from "/static/live.js";
+import { awaitsNames, live, onChange } from "/static/live.js";
 import { learnName } from "/static/names.js";
 import { bytes, ENDED, lower, PARKED, parkedText, stateText, UNKNOWN } from "/static/words.js";
 
@@ -124,7 +124,7 @@ function gpus(found, worker) {
 
 function workloads(worker) {
   const all = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => !ENDED.has(one.status?.state));
-  if (!all.length) return h("p", { class: "muted" }, live.isLoading ? "Loading…" : "No workload.");
+  if (!all.length) return h("p", { class: "muted" }, awaitsNames() ? "Loading…" : live.isLoading ? "The workloads are not shown." : "No workload.");
   return h("table", {}, h("tbody", {}, all.map((one) => {
     return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), stateText(one), lastKnown(worker)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
   })));

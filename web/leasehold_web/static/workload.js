@@ -167,6 +167,7 @@ function stateFacts(workload) {
   const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
   const parked = parkedText(workload);
   if (parked) facts.push(["Parked", [parkedAt(workload).size === undefined && "size unknown ", parked, status.park_time && ", ", status.park_time && age(status.park_time)]]);
+  if (status.parked_by) facts.push(["Suspended by", policyText(status.parked_by)]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
   const host = workerName(workload.worker_id);
   facts.push(["Host", hasPage(workload.worker_id) ? h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, host) : host], ["Owner", workload.owner ?? UNKNOWN]);
@@ -197,9 +198,8 @@ function specFacts(workload) {
   if (resources.cpu_millicores) wanted.push(`${resources.cpu_millicores / 1000} cores`);
   if (resources.memory_bytes) wanted.push(`${bytes(resources.memory_bytes)} of memory`);
   facts.push(["Resources", wanted.join(", ")], ["Priority", String(spec.priority ?? 0)]);
-  const eviction = workload.status?.parked_by ?? spec.eviction;
-  facts.push(["Eviction policy", policyText(eviction)]);
-  if (spec.helper) facts.push(["Preemptible", `yes: it yields within ${seconds(spec.helper.grace ?? 10)}`]);
+  facts.push(["Eviction policy", policyText(spec.eviction)]);
+  if (spec.helper) facts.push(["Preemptible", `yes: ${spec.helper.process_strategy === "STOP" ? "stopped" : "suspended"} ${seconds(spec.helper.grace ?? 10)} after a yield request`]);
   facts.push(["Hooks", spec.hooks?.length ? h("ul", { class: "capabilities" }, spec.hooks.map((hook) => h("li", {}, "•", h("div", {}, hookText(hook))))) : "none"]);
   const names = [...Object.keys(spec.environment ?? {}), ...Object.keys(spec.secret_environment ?? {}).map((one) => `${one} (secret)`)];
   if (names.length) facts.push(["Environment", names.join(", ")]);

@@ -3,7 +3,7 @@ import { announce, append, h, replace, setText } from "/static/dom.js";
 import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { Listing } from "/static/listing.js";
-import { areOld, live, onChange, placeOf, workerName } from "/static/live.js";
+import { areOld, awaitsNames, live, onChange, placeOf, workerName } from "/static/live.js";
 import { count, ENDED, parkedText, stateText } from "/static/words.js";
 
 const LIMIT = 1000; // rows of the table
@@ -47,7 +47,7 @@ export function show(main) {
     setText(bound, isFull ? `${count(LIMIT, "workload")} are shown: those that have not ended, then the latest ones.` : "");
     more.hidden = !list.problem && (isFull || !list.token);
     setText(more, list.token ? "Show older ones" : "Try again");
-    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length && live.isLoading ? "No workload matches yet." : words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : list.isLoading ? "Loading…" : "No workload yet: start one with `leasehold run`.")));
+    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length && awaitsNames() ? "No workload matches yet." : words.length ? `No workload matches${list.token ? " among the loaded ones: show older ones" : ""}.` : !problem.hidden ? "The workloads are not shown." : list.isLoading ? "Loading…" : "No workload yet: start one with `leasehold run`.")));
     return all.length;
   }
 

@@ -96,7 +96,7 @@ REMEDIES: Final = {
     "CHECKPOINT_CORRUPT": "Name an older checkpoint, and delete this one.",
     "CHECKPOINT_INCOMPATIBLE": "Name a suitable checkpoint, or restore the environment that made it.",
     "UNKNOWN_CHECKPOINT": "See `leasehold get checkpoints`.",
-    "CHECKPOINT_IN_USE": "Restore or stop the workload first, or use `leasehold rm checkpoint --force`.",
+    "CHECKPOINT_IN_USE": "Restore or stop the workload first, or use `leasehold rm checkpoint ID --force`.",
     "INSUFFICIENT_DISK": "Delete checkpoints, or raise the limit.",
     "DUPLICATE_WORKER_NAME": "Rename one of the two workers: `leasehold worker --name`.",
     "DUPLICATE_WORKER_GPU": (

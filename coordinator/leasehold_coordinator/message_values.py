@@ -20,6 +20,9 @@ LAST_SECOND: Final = 253_402_300_799
 _SIGNED: Final = frozenset({"offset", "priority"})
 """Names of integers that may be negative."""
 
+_POSITIVE: Final = frozenset({"pid"})
+"""Names of integers of which other rules refuse 0, so that the message does not offer it."""
+
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
 _TIMES: Final = (timestamp_pb2.Timestamp.DESCRIPTOR, duration_pb2.Duration.DESCRIPTOR)
 
@@ -47,7 +50,8 @@ def find_problem(message: Message) -> ValueProblem | None:
     for field in _checked_fields(message.DESCRIPTOR):
         value = getattr(message, field.name)
         if field.kind is _Kind.INTEGER:
-            found = _find_negative(value) if value < 0 else None
+            least = 1 if field.name in _POSITIVE else 0
+            found = _find_negative(value, least) if value < 0 else None
         elif field.kind is _Kind.INTEGERS:
             found = next(map(_find_negative, filter(_is_negative, value)), None)
         elif field.kind is _Kind.INTEGER_BY_KEY:
@@ -109,8 +113,8 @@ def _is_negative(value: int) -> bool:
     return value < 0
 
 
-def _find_negative(value: int) -> ValueProblem:
-    return ValueProblem("", f"{value} is negative: give a number from 0 on")
+def _find_negative(value: int, least: int = 0) -> ValueProblem:
+    return ValueProblem("", f"{value} is negative: give a number from {least} on")
 
 
 def _find_in_list(parts: Iterable[Message]) -> ValueProblem | None:

@@ -103,3 +103,33 @@ def test_it_goes_on_on_another_worker(sharing_fleet: Fleet, undisturbed: dict[in
     after = learned(fleet, "two")
     assert min(after) == max(before) + 1
     require_same({**before, **after}, undisturbed)
+
+
+@pytest.mark.long
+def test_a_checkpoint_that_an_absent_worker_needs_is_kept_by_the_others(sharing_fleet: Fleet) -> None:
+    fleet = sharing_fleet
+    train(fleet, "one", "alpha")
+    train(fleet, "two", "beta")
+    wait_learned(fleet, "one", 5)
+    wait_learned(fleet, "two", 5)
+    needed = fleet.json("suspend", "one", "--process", "stop")["result"]["checkpoint_id"]
+    spare = fleet.json("checkpoint", "two")["result"]["checkpoint_id"]
+
+    def uses() -> set[tuple[str, bool]]:
+        found = fleet.json("get", "checkpoints")["checkpoints"]
+        return {(each["checkpoint_id"], each.get("in_use", False)) for each in found}
+
+    assert uses() == {(needed, True), (spare, False)}, "each worker says the same"
+    fleet.end("alpha")
+    fleet.wait(lambda: fleet.worker_state("alpha") != "WORKER_STATE_CONNECTED")
+    assert uses() == {(needed, True), (spare, False)}
+    for dry_run in ([], ["--dry-run"]):
+        refused = fleet.cli("rm", "checkpoint", needed, *dry_run, code=1)
+        assert "CHECKPOINT_IN_USE" in refused.stderr
+    deleted = fleet.cli("rm", "checkpoint", "--all", "--yes", "--force")
+    assert f"kept, since suspended workloads need them: {needed}" in deleted.stderr
+    assert deleted.stdout == f"{spare}: delete_checkpoints done\n"
+    assert uses() == {(needed, True)}
+    fleet.start_worker("alpha", gpus=1, settings=f'image_dir = "{fleet.folder / "images"}"\n')
+    fleet.cli("wake", "one")
+    wait_learned(fleet, "one", 10)

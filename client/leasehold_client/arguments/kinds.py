@@ -19,6 +19,11 @@ class Kind:
     singular: str
     short: str = ""
 
+    @property
+    def objects(self) -> str:
+        """The objects in a sentence, such as "workers"."""
+        return "audit entries" if self.plural == "audit" else self.plural
+
 
 KINDS: Final = (
     Kind("workers", "worker", "wk"),

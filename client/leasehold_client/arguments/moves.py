@@ -75,7 +75,7 @@ def find_moves(
 
 
 def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
-    """Refuses a move to another host. The worker itself knows only its own GPUs.
+    """Refuses a move to GPUs of another worker. The worker itself knows only its own GPUs.
 
     Args:
         moves: The moves.
@@ -92,12 +92,12 @@ def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) ->
             if old in known and new in known and known[old].worker_id != known[new].worker_id:
                 raise UsageError(
                     f"{name} can't move from {places[old]} to {places[new]}: a running workload can't leave "
-                    f"its host; move and swap between GPUs of {known[old].worker_name}"
+                    f"its worker; move and swap between GPUs of {known[old].worker_name}"
                 )
 
 
 def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
-    """Refuses a restore on another host than the workload's own.
+    """Refuses a restore on GPUs of another worker than the workload's own.
 
     Args:
         workload: The workload.
@@ -114,8 +114,8 @@ def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Se
     for uuid in gpu_uuids:
         if uuid in known and known[uuid].worker_id != workload.worker_id:
             raise UsageError(
-                f"{name} can't be restored on {places[uuid]}: a suspended workload can't leave its host, and "
-                f"{known[uuid].worker_name} is another host; name a GPU of {here}"
+                f"{name} can't be restored on {places[uuid]}: a suspended workload can't leave its worker, "
+                f"and {known[uuid].worker_name} is another worker; name a GPU of {here}"
             )
 
 

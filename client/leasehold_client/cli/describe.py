@@ -46,7 +46,7 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
     """
     if kind not in DESCRIBED:
         raise UsageError(
-            f"{kind.plural} have no description: `leasehold get {kind.plural} -o wide` lists them"
+            f"{kind.objects} have no description: `leasehold get {kind.plural} -o wide` lists them"
         )
     refusals: list[LeaseholdError] = []
     for number, name in enumerate(dict.fromkeys(names)):

@@ -104,7 +104,7 @@ def get(
 
     plural = kind.plural
     if selector and plural not in LABELLED:
-        raise UsageError(f"{plural} have no labels: leave out -l, or use --filter")
+        raise UsageError(f"{kind.objects} have no labels: leave out -l, or use --filter")
     filter_text = both(filter_text, label_filter(selector))
     if names and plural not in _OF_OTHERS and (filter_text or sort_by):
         raise UsageError(f"-l, --filter and --sort-by are for lists: leave out {names[0]!r} or the options")

@@ -83,6 +83,10 @@ def leases(worker: LocalWorker, output: str) -> None:
         known = holders.get(gpu.workload_id)
         return known.user if known else NOTHING
 
+    def pid(gpu: GpuLease) -> str:
+        known = holders.get(gpu.workload_id)
+        return str(known.status.root_pid) if known and known.status.HasField("root_pid") else NOTHING
+
     def slot_state(gpu: GpuLease) -> str:
         return enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
 
@@ -92,6 +96,7 @@ def leases(worker: LocalWorker, output: str) -> None:
         Column("STATE", slot_state, is_state=True),
         Column("HOLDER", holder, shrinks=True),
         Column("USER", user, drop=3),
+        Column("PID", pid, drop=4),
         Column("REASON", lambda gpu: gpu_reason(gpu) or NOTHING, drop=2, shrinks=True),
     )
     echo_table(columns, found.gpus)

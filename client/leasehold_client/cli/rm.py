@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -181,12 +181,15 @@ def _delete(
     epilog=examples("leasehold rm checkpoint k-5c1e0f", "leasehold rm checkpoint --all --dry-run"),
 )
 @click.argument("checkpoint_ids", nargs=-1, metavar="[ID]...")
-@click.option("--all", "is_all", is_flag=True, help="All that no suspended workload needs.")
+@click.option(
+    "--all", "is_all", is_flag=True, help="All that no suspended workload needs, or may need: see IN USE."
+)
 @yes_option
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete also the checkpoint of a suspended workload, which then can't be restored.",
+    help="Delete also a named checkpoint that a suspended workload needs, or may need. The workload can't be "
+    "restored then. Without effect on --all.",
 )
 @dry_run_option
 @command_options
@@ -203,31 +206,29 @@ def rm_checkpoint(
     """Delete checkpoints, with one command per worker that made any of them.
 
     Workers that share a directory list the same checkpoints. A shared checkpoint is deleted once, and only if
-    no worker needs it.
+    no worker needs it. If the worker that made it does not answer, that is unknown: only --force with the ID
+    deletes the checkpoint.
     """
     from leasehold_client.cli.conclusion import conclude_all
 
     if bool(checkpoint_ids) == is_all:
         raise UsageError("name either checkpoints, or --all")
     known = known_checkpoints(client)
+    in_use = {one.checkpoint_id: one for one in known if one.in_use}
     if is_all:
-        in_use = {one.checkpoint_id for one in known if one.in_use}
+        force = False
         listed = dict.fromkeys(one.checkpoint_id for one in known)
         checkpoint_ids = [one for one in listed if one not in in_use]
+        _tell_kept(client, in_use.values())
         if not checkpoint_ids:
             echo_error("leasehold: no checkpoint matches, so nothing was done")
         elif not dry_run:
             confirm("delete", checkpoint_ids, yes=yes)
     chosen = _choose(known, checkpoint_ids)
-    needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
     if dry_run:
         _show_deletion(client, chosen, options)
-    if needed and not force:
-        raise LeaseholdError(
-            f"a suspended workload needs the checkpoint {needed[0]}, and nothing was deleted: restore or "
-            "stop the workload, or lose it with --force",
-            "CHECKPOINT_IN_USE",
-        )
+    if not force:
+        _require_unneeded(client, [in_use[one] for one in checkpoint_ids if one in in_use])
     if dry_run:
         return
     holders: dict[str, list[str]] = {}
@@ -238,6 +239,49 @@ def rm_checkpoint(
         (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
     ]
     conclude_all(client, creations, options, is_search=is_all)
+
+
+def _tell_kept(client: Client, kept: Iterable[Checkpoint]) -> None:
+    """Names the checkpoints that --all does not delete on standard error, with the reason."""
+    in_use = list(kept)
+    needed = [one for one in in_use if not one.in_use_unknown]
+    unknown = [one for one in in_use if one.in_use_unknown]
+    if needed:
+        ids = one_line(name_list([one.checkpoint_id for one in needed]))
+        echo_error(f"leasehold: kept, since suspended workloads need them: {ids}")
+    if unknown:
+        names = worker_names(client)
+        ids = one_line(name_list([f"{one.checkpoint_id} ({_owner(one, names)})" for one in unknown]))
+        echo_error(
+            "leasehold: kept, since the workers that made them did not answer, and may need them: "
+            f"{ids}; name a checkpoint with --force to delete it"
+        )
+
+
+def _require_unneeded(client: Client, in_use: Sequence[Checkpoint]) -> None:
+    """Refuses checkpoints that a workload needs or may need, as the worker would.
+
+    Raises:
+        LeaseholdError: CHECKPOINT_IN_USE.
+    """
+    for one in in_use:
+        if one.in_use_unknown:
+            owner = _owner(one, worker_names(client))
+            raise LeaseholdError(
+                f"the checkpoint {one.checkpoint_id} belongs to worker {owner}, which did not answer and "
+                "whose workloads may need it, and nothing was deleted: ask again when the worker is "
+                "connected, or delete it with --force",
+                "CHECKPOINT_IN_USE",
+            )
+        raise LeaseholdError(
+            f"a suspended workload needs the checkpoint {one.checkpoint_id}, and nothing was deleted: "
+            "restore or stop the workload, or lose it with --force",
+            "CHECKPOINT_IN_USE",
+        )
+
+
+def _owner(checkpoint: Checkpoint, names: Mapping[str, str]) -> str:
+    return names.get(checkpoint.owner_worker_id, checkpoint.owner_worker_id)
 
 
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:

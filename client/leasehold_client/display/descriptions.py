@@ -287,7 +287,8 @@ def describe_checkpoint(checkpoint: Checkpoint, worker: str) -> Description:
     shown.add("Owner", checkpoint.owner)
     shown.add("Worker", worker)
     shown.add("Size", size_text(checkpoint.size_bytes))
-    shown.add("In use", "yes" if checkpoint.in_use else "no")
+    in_use = "yes" if checkpoint.in_use else "no"
+    shown.add("In use", "unknown" if checkpoint.in_use_unknown else in_use)
     shown.add_time("Created", checkpoint.create_time)
     for name in sorted(checkpoint.custom):
         shown.add(name, checkpoint.custom[name])

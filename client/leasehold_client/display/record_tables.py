@@ -143,8 +143,14 @@ def checkpoint_columns(worker_names: Mapping[str, str]) -> Sequence[Column[Check
         Column("SIZE", lambda one: size_text(one.size_bytes)),
         Column("AGE", lambda one: age_text(one.create_time), drop=1),
         Column("CREATED", lambda one: time_text(one.create_time), is_wide=True),
-        Column("IN USE", lambda one: "yes" if one.in_use else "-"),
+        Column("IN USE", _use),
     )
+
+
+def _use(checkpoint: Checkpoint) -> str:
+    if checkpoint.in_use_unknown:
+        return "?"
+    return "yes" if checkpoint.in_use else "-"
 
 
 def _kind(checkpoint: Checkpoint) -> str:

@@ -93,15 +93,17 @@ def uninstall_steps(service: Service, *, purge: bool) -> list[Step]:
         if purge:
             steps.append(Step(f"stop {service.unit}", partial(_stop, service)))
         steps.append(Step(f"disable {service.unit}, and remove it", partial(_remove_unit, service)))
-    elif purge:
-        steps.append(Step("look for processes of workloads", partial(_require_no_processes, service)))
     if not purge:
         return steps
+    is_installed = bool(steps)
     for path in (service.settings_path, service.state_directory):
         if path.exists():
             steps.append(Step(f"remove {path}", partial(_remove, path)))
     if _has_user(service.user) and pwd.getpwnam(service.user).pw_gecos.split(",")[0] == service.comment:
         steps.append(Step(f"remove the Unix user {service.user}", partial(_run, "userdel", service.user)))
+    if steps and not is_installed:
+        look = partial(_require_no_processes, service)
+        steps.insert(0, Step("look for processes of workloads", look))
     return steps
 
 

@@ -69,7 +69,7 @@ def restore(
         known: GPUs of its host, for messages.
 
     Raises:
-        UsageError: The GPU belongs to another host, or the workload needs several GPUs.
+        UsageError: The GPU belongs to another worker, or the workload needs several GPUs.
     """
     uuids = [target.gpu.uuid] if target is not None else []
     count = len(workload.status.parked_gpu_uuids)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from typing import Final
 
@@ -135,6 +135,8 @@ async def _ask_all(fleet: FleetReader, workload_id: str, some: Sequence[KnownWor
     found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
     found.sort(key=lambda one: (one.create_time.seconds, one.create_time.nanos), reverse=True)
     silent = [known.hello.worker_id for known, answer in zip(workers, answers, strict=True) if answer is None]
+    answered = {known.hello.worker_id for known in workers} - set(silent)
+    _set_uses(found, fleet.workloads.values(), answered)
     truncated = any(answer.truncated for answer in answers if answer is not None)
     return Listed(tuple(found), tuple(silent), truncated)
 
@@ -151,6 +153,27 @@ async def _set_owners(fleet: FleetReader, checkpoints: list[Checkpoint]) -> None
         owners[workload.workload_id] = workload.owner
     for one in checkpoints:
         one.owner = owners.get(one.workload_id, one.owner)
+
+
+def _set_uses(checkpoints: list[Checkpoint], workloads: Iterable[Workload], answered: Set[str]) -> None:
+    """Sets whether each checkpoint is in use, in the same way for each worker that lists it.
+
+    A worker knows only the needs of its own workloads. So the answer of the worker that wrote the checkpoint
+    counts, and any other worker that needs it. For workers without an answer, the stored workloads count. A
+    checkpoint that names no worker counts as unneeded unless one of these needs it.
+
+    Args:
+        checkpoints: The checkpoints of the workers that answered.
+        workloads: The open workloads of the fleet.
+        answered: Ids of the workers that answered.
+    """
+    needed = {one.checkpoint_id for one in checkpoints if one.in_use and not one.in_use_unknown}
+    needed |= {one.status.checkpoint_id for one in workloads if one.worker_id not in answered}
+    certain = {one.checkpoint_id for one in checkpoints if one.owner_worker_id in ("", one.worker_id)}
+    known = needed | certain
+    for one in checkpoints:
+        one.in_use_unknown = one.checkpoint_id not in known
+        one.in_use = one.checkpoint_id in needed or one.in_use_unknown
 
 
 def _with_owner(record: Workload) -> Workload:

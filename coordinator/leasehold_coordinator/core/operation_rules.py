@@ -113,7 +113,7 @@ def check_operation(operation: Operation) -> None:
             if not 0 < operation.adopt.pid <= PID_LIMIT:
                 raise invalid(
                     "operation.pid",
-                    f"invalid process id {operation.adopt.pid}: give a pid of the worker's host, above 0",
+                    f"invalid process id {operation.adopt.pid}: give a pid of the worker's host, from 1 on",
                 )
             check_parking("operation", operation.adopt)
         case "cordon":

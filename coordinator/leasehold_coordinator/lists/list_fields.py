@@ -159,6 +159,7 @@ CHECKPOINTS: Final[Fields[Checkpoint]] = {
     "create_time": moment(lambda checkpoint: checkpoint.create_time),
     "size_bytes": number(lambda checkpoint: checkpoint.size_bytes),
     "in_use": flag(lambda checkpoint: checkpoint.in_use),
+    "in_use_unknown": flag(lambda checkpoint: checkpoint.in_use_unknown),
     "problem": text(lambda checkpoint: checkpoint.problem),
 }
 

@@ -85,7 +85,7 @@ def test_each_workload_gets_its_pairs(
         (
             "one far --swap",
             2,
-            "one can't move from alpha/0 to beta/0: a running workload can't leave its host",
+            "one can't move from alpha/0 to beta/0: a running workload can't leave its worker",
         ),
         ("one both --swap", 2, "one and both hold 1 and 2 GPUs: only equal counts can be swapped"),
         ("one id-of-one --swap", 2, "one and id-of-one are the same workload: name each workload once"),
@@ -127,6 +127,6 @@ def test_a_workload_that_runs_cannot_leave_its_host(
     done = leasehold("remap", "one", *option, *planned)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
-        "leasehold: one can't move from alpha/0 to beta/0: a running workload can't leave its host; move and "
-        "swap between GPUs of alpha\n"
+        "leasehold: one can't move from alpha/0 to beta/0: a running workload can't leave its worker; move "
+        "and swap between GPUs of alpha\n"
     )

@@ -182,6 +182,7 @@ def test_options_of_lists_are_refused_where_they_mean_nothing(
         (["workers", "alpha", "--filter", "state = X"], "--filter and --sort-by are for lists"),
         (["gpus", "alpha/0", "--sort-by", "slot"], "--filter and --sort-by are for lists"),
         (["gpus", "-l", "a=b"], "gpus have no labels"),
+        (["audit", "-l", "a=b"], "audit entries have no labels"),
         (["workloads", "--columns", "name", "-o", "json"], "--columns is for tables"),
         (["workloads", "--columns", "name", "-q"], "--columns is for tables"),
         (["workloads", "-q", "-o", "yaml"], "-q prints ids only"),

@@ -230,7 +230,9 @@ def test_a_purge_after_an_uninstallation_keeps_a_worker_whose_workloads_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leasehold_client.installation.services.UNIT_DIRECTORY", tmp_path)
+    monkeypatch.setattr("leasehold_client.installation.services.STATE_DIRECTORY", tmp_path)
     monkeypatch.setattr(steps, "CGROUPS", (tmp_path,))
+    WORKER.state_directory.mkdir()
     group = tmp_path / "system.slice" / WORKER.unit / "workload"
     group.mkdir(parents=True)
     (group / "cgroup.procs").write_text("4711\n")
@@ -302,6 +304,18 @@ def test_a_dry_run_changes_nothing() -> None:
     done = CliRunner().invoke(uninstall, ["worker", "--purge", "--dry-run"])
     assert done.exit_code == 0, done.output
     assert done.output.startswith(("would ", "there is nothing to do"))
+
+
+@pytest.mark.parametrize("name", ["coordinator", "worker"])
+def test_a_purge_of_nothing_has_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for directory in ("UNIT_DIRECTORY", "SETTINGS_DIRECTORY", "STATE_DIRECTORY"):
+        monkeypatch.setattr(f"leasehold_client.installation.services.{directory}", tmp_path / directory)
+    monkeypatch.setattr(steps, "SETTINGS_DIRECTORY", tmp_path / "SETTINGS_DIRECTORY")
+    monkeypatch.setattr(steps, "STATE_DIRECTORY", tmp_path / "STATE_DIRECTORY")
+    done = CliRunner().invoke(uninstall, [name, "--purge", "--dry-run", "--user", "nobody-here"])
+    assert (done.exit_code, done.output) == (0, "there is nothing to do\n")
 
 
 def test_a_step_that_fails_is_named() -> None:

@@ -79,10 +79,15 @@ def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: Scripte
     assert (done.code, done.stderr) == (1, "leasehold: one needs k-0 (CHECKPOINT_IN_USE)\n")
 
 
-def shared(worker_id: str, *, in_use: bool = False) -> Checkpoint:
+def shared(worker_id: str, *, in_use: bool = False, in_use_unknown: bool = False) -> Checkpoint:
     """What w-2 made, as a worker with the same directory lists it."""
     return Checkpoint(
-        checkpoint_id="k-5", worker_id=worker_id, owner_worker_id="w-2", size_bytes=GIB, in_use=in_use
+        checkpoint_id="k-5",
+        worker_id=worker_id,
+        owner_worker_id="w-2",
+        size_bytes=GIB,
+        in_use=in_use,
+        in_use_unknown=in_use_unknown,
     )
 
 
@@ -115,7 +120,49 @@ def test_all_checkpoints_that_nobody_needs_are_deleted(
     assert sorted(list(request.operation.checkpoint_ids) for request in requests) == [["k-0"], ["k-1"]]
     assert leasehold("rm", "checkpoint", "k-0", "--all").code == 2
     serve(scripted, MADE[0])
-    assert "nothing was done" in leasehold("rm", "checkpoint", "--all").stderr
+    assert leasehold("rm", "checkpoint", "--all").stderr.splitlines() == [
+        "leasehold: kept, since suspended workloads need them: k-2",
+        "leasehold: no checkpoint matches, so nothing was done",
+    ]
+
+
+def test_what_a_silent_worker_may_need_is_deleted_only_by_name_and_force(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, shared("w-1", in_use=True, in_use_unknown=True), *MADE, unreachable=("w-2",))
+    watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
+    listed = leasehold("get", "checkpoints").stdout.splitlines()
+    assert [line.split()[-1] for line in listed[1:]] == ["?", "yes", "-", "-"]
+    described = leasehold("describe", "checkpoint", "k-5").stdout.splitlines()
+    assert [line.split()[-1] for line in described if line.startswith("In use")] == ["unknown"]
+    for dry_run in ([], ["--dry-run"]):
+        refused = leasehold("rm", "checkpoint", "k-5", "k-0", *dry_run)
+        assert refused.code == 1
+        assert refused.stderr.splitlines()[1] == (
+            "leasehold: the checkpoint k-5 belongs to worker beta, which did not answer and whose workloads "
+            "may need it, and nothing was deleted: ask again when the worker is connected, or delete it with "
+            "--force (CHECKPOINT_IN_USE)"
+        )
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
+    unknown = (
+        "leasehold: kept, since the workers that made them did not answer, and may need them: k-5 (beta); "
+        "name a checkpoint with --force to delete it"
+    )
+    kept = ["leasehold: kept, since suspended workloads need them: k-2", unknown]
+    dry = leasehold("rm", "checkpoint", "--all", "--force", "--dry-run")
+    assert (dry.code, dry.stderr.splitlines()[1:]) == (0, kept)
+    assert [line.split()[0] for line in dry.stdout.splitlines()] == ["ID", "k-1", "k-0", "would"]
+    for force in ([], ["--force"]):
+        scripted.requests.clear()
+        done = leasehold("rm", "checkpoint", "--all", "--yes", *force)
+        assert (done.code, done.stderr.splitlines()[1:]) == (0, kept)
+        requests = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
+        assert sorted(list(request.operation.checkpoint_ids) for request in requests) == [["k-0"], ["k-1"]]
+        assert not any(request.operation.force for request in requests)
+    scripted.requests.clear()
+    assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
+    (request,) = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
+    assert (request.worker, request.operation.force) == ("w-1", True)
 
 
 @pytest.mark.parametrize("needing", ["w-1", "w-2"])

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from leasehold.local.v1.local_service_pb2 import (
     ClaimGranted,
     ClaimOpen,
@@ -28,7 +29,10 @@ from leasehold.local.v1.local_service_pb2 import (
     ServeKernelResponse,
 )
 from leasehold.local.v1.local_service_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
+from leasehold.v1.lease_pb2 import SLOT_STATE_FREE, SLOT_STATE_LEASED, GpuLease
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_client.cli import exec_wait
+from leasehold_client.cli.local import local as local_verbs
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.local import claim, lease, worker
 from leasehold_client.local.worker import LocalWorker, NoWorkerError
@@ -202,6 +206,7 @@ class ScriptedWorker(LocalServiceServicer):
         self.over = threading.Event()
         self.waits_s: list[float] = []
         """The longest waits of the claims."""
+        self.listed = ListResponse()
         self.left: Queue[bool] = Queue()
         """An entry for each stream that has ended."""
 
@@ -222,7 +227,7 @@ class ScriptedWorker(LocalServiceServicer):
         return ReleaseResponse()
 
     def List(self, request: ListRequest, context: grpc.ServicerContext) -> ListResponse:
-        raise NotImplementedError
+        return self.listed
 
     def ServeKernel(
         self, requests: Iterator[ServeKernelRequest], context: grpc.ServicerContext
@@ -353,3 +358,19 @@ def test_the_wait_ends_before_the_time_of_a_restart_is_over(
 def test_a_value_that_no_request_holds_is_a_usage_error(call: Callable[[Path], object], path: Path) -> None:
     with pytest.raises(UsageError, match=r"^invalid "):
         call(path)
+
+
+def test_leases_are_listed_with_the_first_process_of_their_holder(
+    scripted_path: Path, scripted: ScriptedWorker
+) -> None:
+    held = GpuLease(gpu_uuid="GPU-0", state=SLOT_STATE_LEASED, workload_id="w-1")
+    holder = Workload(workload_id="w-1", name="a1", user="ann", status=WorkloadStatus(root_pid=4711))
+    holder.status.lease.lease_id = "l-1"
+    free = GpuLease(gpu_uuid="GPU-1", slot=1, state=SLOT_STATE_FREE)
+    scripted.listed.CopyFrom(ListResponse(gpus=[held, free], workloads=[holder]))
+    shown = CliRunner().invoke(local_verbs, ["leases", "--socket", str(scripted_path)])
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        ["SLOT", "GPU", "STATE", "HOLDER", "USER", "PID", "REASON"],
+        ["0", "GPU-0", "leased", "a1", "ann", "4711", "-"],
+        ["1", "GPU-1", "free", "-", "-", "-", "-"],
+    ]

@@ -190,8 +190,8 @@ def test_a_parked_workload_cannot_leave_its_host(
     done = leasehold(verb, "one", "--to", "beta/0", *planned)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
-        "leasehold: one can't be restored on beta/0: a suspended workload can't leave its host, and "
-        "beta is another host; "
+        "leasehold: one can't be restored on beta/0: a suspended workload can't leave its worker, and "
+        "beta is another worker; "
         "name a GPU of alpha\n"
     )
     assert not scripted.asked(workload_service_pb2.RestoreWorkloadRequest)

@@ -290,7 +290,7 @@ def test_a_move_takes_the_slot_that_is_chosen(
 def test_moves_that_can_not_be_are_explained(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         await page.press("down", "m", "down", "down", "down", "down", "down", "enter")
-        await page.shows("one can't move from alpha/0 to beta/0: a running workload can't leave its host")
+        await page.shows("one can't move from alpha/0 to beta/0: a running workload can't leave its worker")
         await page.press("home", "m")
         await page.shows("choose a GPU with a workload, or a parked workload, and press m again")
         await page.press("down", "m", "up", "enter")

@@ -217,6 +217,69 @@ def test_who_did_not_say_is_named(
     assert again.result(20) == ListCheckpointsResponse(unreachable=["worker-gamma"])
 
 
+def uses(response: ListCheckpointsResponse) -> list[tuple[str, str, str]]:
+    """Worker and id of each checkpoint, and whether it is in use."""
+    return [
+        (one.worker_id, one.checkpoint_id, "unknown" if one.in_use_unknown else str(one.in_use))
+        for one in response.checkpoints
+    ]
+
+
+def test_what_workers_share_is_in_use_if_its_owner_or_another_worker_needs_it(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+    asked = ask(coordinator, aside)
+    foreign = {"owner_worker_id": "worker-alpha", "in_use": True, "in_use_unknown": True}
+    own = {"owner_worker_id": "worker-alpha"}
+    worker.answer_checkpoints(
+        CheckpointAnswer(checkpoints=[made("k-4", 4, in_use=True, **own), made("k-3", 3, **own)])
+    )
+    beta.answer_checkpoints(
+        CheckpointAnswer(
+            checkpoints=[
+                made("k-4", 4, **foreign),
+                made("k-3", 3, owner_worker_id="worker-alpha"),  # by an older worker
+                made("k-2", 2, **foreign),  # the list of alpha was already made
+                made("k-1", 1),
+            ]
+        )
+    )
+    assert uses(asked.result(20)) == [
+        ("worker-alpha", "k-4", "True"),
+        ("worker-beta", "k-4", "True"),
+        ("worker-alpha", "k-3", "False"),
+        ("worker-beta", "k-3", "False"),
+        ("worker-beta", "k-2", "unknown"),
+        ("worker-beta", "k-1", "False"),
+    ]
+
+
+def test_what_the_workload_of_a_silent_worker_needs_is_in_use_and_the_rest_is_unknown(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    one = reported(start(coordinator, worker), STOPPED, 2)
+    one.status.checkpoint_id = "k-3"
+    tell(worker, one)
+    until(lambda: state_of(coordinator) == STOPPED)
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+    shared = [made("k-3", 3, owner_worker_id="worker-alpha"), made("k-2", 2, owner_worker_id="worker-alpha")]
+    listed = CheckpointAnswer(checkpoints=[*shared, made("k-1", owner_worker_id="worker-beta")])
+    expected = {"k-3": "True", "k-2": "unknown", "k-1": "False"}
+    asked = ask(coordinator, aside, worker="beta")
+    beta.answer_checkpoints(listed)
+    assert {one: use for _, one, use in uses(asked.result(20))} == expected
+    worker.close()
+    for number, (expression, found) in enumerate(
+        {"": [*expected], "in_use = false": ["k-1"], "in_use_unknown = true": ["k-2"]}.items(), 1
+    ):
+        asked = ask(coordinator, aside, filter=expression)
+        beta.answer_checkpoints(listed, number)
+        assert {one: use for _, one, use in uses(asked.result(20))} == {one: expected[one] for one in found}
+
+
 def test_a_running_workload_is_checkpointed(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:

@@ -220,7 +220,7 @@ function checkpointsTable(answer) {
   if (answer.refusal?.reason === "UNKNOWN_WORKER") return h("p", { class: "muted" }, "Its worker was deleted, and has its checkpoints. They are listed again if the worker returns.");
   if (answer.refusal) return h("p", { class: "muted" }, `Its checkpoints are not known: ${answer.refusal.message}`);
   if (!answer.checkpoints.length) return h("p", { class: "muted" }, answer.unreachable.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker.");
-  const rows = answer.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
+  const rows = answer.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use_unknown ? "perhaps in use" : one.in_use ? "in use" : ""))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
 }
 

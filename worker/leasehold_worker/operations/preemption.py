@@ -57,11 +57,11 @@ class HelperLease:
 def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
     """The leases of preemptible workloads that have to end for the waiting claims. The newest go first.
 
-    A claim gets free GPUs, GPUs on their way, and then the fewest of the newest preemptible workloads that
-    suffice. If all of them together do not suffice, the claim gets none, and neither do later claims on the
-    same GPUs. The same holds for a claim that waits for CPU time or memory, which preemptible workloads keep;
-    later claims then get none of the GPUs reserved for it. A cordoned worker grants nothing, so it preempts
-    nothing.
+    A claim gets free GPUs, GPUs on their way, and then the fewest of the newest leases that suffice. A
+    restore or remap makes a new lease, so the age of the workload does not count. If all leases together do
+    not suffice, the claim gets none, and neither do later claims on the same GPUs. The same holds for a
+    claim that waits for CPU time or memory, which preemptible workloads keep; later claims then get none of
+    the GPUs reserved for it. A cordoned worker grants nothing, so it preempts nothing.
     """
     if pool.slots.worker_cordon is not None:
         return []

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dleasehold/v1/checkpoint.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bleasehold/v1/workload.proto\"\xb7\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.leasehold.v1.CheckpointKind\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\x12\x15\n\rworkload_name\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12)\n\x06kernel\x18\x08 \x01(\x0b\x32\x14.leasehold.v1.KernelH\x00\x88\x01\x01\x12\x0e\n\x06in_use\x18\t \x01(\x08\x12\x34\n\x06\x63ustom\x18\n \x03(\x0b\x32$.leasehold.v1.Checkpoint.CustomEntry\x12\x17\n\x0fowner_worker_id\x18\x0b \x01(\t\x12\x0f\n\x07problem\x18\x0c \x01(\t\x12\r\n\x05owner\x18\r \x01(\t\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_kernel*m\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43HECKPOINT_KIND_IMAGE\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_KIND_APPLICATION\x10\x02\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dleasehold/v1/checkpoint.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bleasehold/v1/workload.proto\"\xcf\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.leasehold.v1.CheckpointKind\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\x12\x15\n\rworkload_name\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03\x12)\n\x06kernel\x18\x08 \x01(\x0b\x32\x14.leasehold.v1.KernelH\x00\x88\x01\x01\x12\x0e\n\x06in_use\x18\t \x01(\x08\x12\x34\n\x06\x63ustom\x18\n \x03(\x0b\x32$.leasehold.v1.Checkpoint.CustomEntry\x12\x17\n\x0fowner_worker_id\x18\x0b \x01(\t\x12\x0f\n\x07problem\x18\x0c \x01(\t\x12\r\n\x05owner\x18\r \x01(\t\x12\x16\n\x0ein_use_unknown\x18\x0e \x01(\x08\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_kernel*m\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43HECKPOINT_KIND_IMAGE\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_KIND_APPLICATION\x10\x02\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
   _globals['_CHECKPOINT_CUSTOMENTRY']._loaded_options = None
   _globals['_CHECKPOINT_CUSTOMENTRY']._serialized_options = b'8\001'
-  _globals['_CHECKPOINTKIND']._serialized_start=551
-  _globals['_CHECKPOINTKIND']._serialized_end=660
+  _globals['_CHECKPOINTKIND']._serialized_start=575
+  _globals['_CHECKPOINTKIND']._serialized_end=684
   _globals['_CHECKPOINT']._serialized_start=110
-  _globals['_CHECKPOINT']._serialized_end=549
-  _globals['_CHECKPOINT_CUSTOMENTRY']._serialized_start=493
-  _globals['_CHECKPOINT_CUSTOMENTRY']._serialized_end=538
+  _globals['_CHECKPOINT']._serialized_end=573
+  _globals['_CHECKPOINT_CUSTOMENTRY']._serialized_start=517
+  _globals['_CHECKPOINT_CUSTOMENTRY']._serialized_end=562
 # @@protoc_insertion_point(module_scope)

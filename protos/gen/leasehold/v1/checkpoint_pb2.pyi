@@ -84,6 +84,7 @@ class Checkpoint(_message.Message):
     OWNER_WORKER_ID_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    IN_USE_UNKNOWN_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Unique in the fleet."""
     kind: Global___CheckpointKind.ValueType
@@ -97,7 +98,9 @@ class Checkpoint(_message.Message):
     size_bytes: _builtins.int
     """Size on disk, in bytes."""
     in_use: _builtins.bool
-    """Whether a parked workload of worker_id needs the checkpoint, or a workload that is being suspended."""
+    """Whether a suspended workload needs the checkpoint, or a workload that is being suspended. True also if this is
+    unknown: see in_use_unknown.
+    """
     owner_worker_id: _builtins.str
     """The worker that wrote the checkpoint. Other workers that share the directory delete it with force only.
     Empty: unknown.
@@ -106,6 +109,10 @@ class Checkpoint(_message.Message):
     """Why the checkpoint can't be restored, according to its header or manifest. Empty: no problem is known."""
     owner: _builtins.str
     """Owner of the workload that wrote the checkpoint, such as "local/alice". Empty: unknown."""
+    in_use_unknown: _builtins.bool
+    """Whether in_use is only assumed. The worker that wrote the checkpoint is not in the answer, and no other worker and
+    no known workload needs the checkpoint.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Time at which the checkpoint was complete."""
@@ -134,10 +141,11 @@ class Checkpoint(_message.Message):
         owner_worker_id: _builtins.str = ...,
         problem: _builtins.str = ...,
         owner: _builtins.str = ...,
+        in_use_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "create_time", b"create_time", "kernel", b"kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "kernel", b"kernel", "kind", b"kind", "owner", b"owner", "owner_worker_id", b"owner_worker_id", "problem", b"problem", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "in_use_unknown", b"in_use_unknown", "kernel", b"kernel", "kind", b"kind", "owner", b"owner", "owner_worker_id", b"owner_worker_id", "problem", b"problem", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
     _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015

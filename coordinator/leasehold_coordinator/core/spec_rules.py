@@ -6,7 +6,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from leasehold.v1 import eviction_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 from leasehold.v1.operation_pb2 import AdoptOperation
-from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
+from leasehold.v1.workload_pb2 import HelperTerms, MemberOrder, Resources, WorkloadSpec
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.errors import invalid
@@ -78,6 +78,9 @@ def check_spec(spec: WorkloadSpec) -> None:
     check_parking("spec", spec)
     check_gpu_list("spec.resources.gpu_uuids", spec.resources.gpu_uuids)
     check_gpu_list("spec.resources.acceptable_gpu_units", spec.resources.acceptable_gpu_units)
+    if spec.member_order not in MemberOrder.values():
+        orders = ", ".join(name.removeprefix("MEMBER_ORDER_") for name in MemberOrder.keys()[1:])
+        raise invalid("spec.member_order", f"unknown member order {spec.member_order}: give {orders}")
     if spec.HasField("keep_checkpoints") and not 0 < spec.keep_checkpoints <= CHECKPOINT_LIMIT:
         raise invalid(
             "spec.keep_checkpoints",

@@ -255,7 +255,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         ),
     ):
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
+        is_broken = not host or host.startswith("[") != host.endswith("]")
+        if is_broken or not port.isdecimal() or int(port) > 65535:
             raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
     if config.log_level not in LOG_LEVELS:
         raise StartError(f"unknown log level {config.log_level!r}: give one of {', '.join(LOG_LEVELS)}")

@@ -80,6 +80,7 @@ def test_specs_have_bounds() -> None:
         good.arguments.append("program")
         check_spec(good)
     for field, bad in (
+        ("spec.member_order", WorkloadSpec(member_order=99)),  # type: ignore[arg-type]
         ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=0)),
         ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=1001)),
         ("spec.hooks", WorkloadSpec(hooks=[Hook()] * 33)),

@@ -22,6 +22,7 @@ from tests.coordinator.stories.test_lifecycle import until
     [
         (["--listen", "nowhere"], "'nowhere' is not HOST:PORT"),
         (["--listen", "127.0.0.1:99999"], "is not HOST:PORT"),
+        (["--listen", "[::1:7400"], "is not HOST:PORT"),
         (["--listen", "192.0.2.1:7400"], "can't listen on 192.0.2.1:7400"),
         (["--database", "/proc/no/store.sqlite3"], "can't be used: its directory does not exist"),
         (["--database", "postgres://host/name"], "no installed package serves the scheme of this URL"),

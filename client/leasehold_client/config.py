@@ -143,7 +143,7 @@ def coordinator_in_file() -> str:
     """
     try:
         path = config_path()
-        return _coordinator_of(read_settings_file(path).decode())
+        address = _coordinator_of(read_settings_file(path).decode())
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -154,6 +154,10 @@ def coordinator_in_file() -> str:
         raise UsageError(
             f"the configuration {path} is not valid: {error}; its only key is coordinator = 'HOST:PORT'"
         ) from error
+    try:
+        return parse_address(address) if address else ""
+    except UsageError as error:
+        raise UsageError(f"the configuration {path} is not valid: {error.message}") from None
 
 
 def _coordinator_of(text: str) -> str:

@@ -16,6 +16,7 @@ from leasehold_client.config import (
     require_trusted,
 )
 from leasehold_client.contexts import Context, Contexts, chosen_coordinator, locked_contexts, read_contexts
+from leasehold_client.coordinator.connection import find_coordinator
 from leasehold_client.errors import UsageError
 from leasehold_client.local import NoWorkerError, worker
 from leasehold_client.support import host_parts
@@ -50,9 +51,20 @@ def test_a_user_without_a_home_directory_has_no_files(monkeypatch: pytest.Monkey
     assert "cli.toml" not in json.loads(host_parts._settings())
 
 
-def test_the_file_names_the_coordinator(file: Path) -> None:
-    file.write_text("coordinator = 'gpu-fleet:7400'\n")
-    assert configured_coordinator() == "gpu-fleet:7400"
+def test_the_file_names_the_coordinator(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    file.write_text("coordinator = 'insecure:gpu-fleet:7400'\n")
+    assert configured_coordinator() == "insecure:gpu-fleet:7400"
+    with Client() as client:
+        assert client.address == "insecure:gpu-fleet:7400"
+    assert find_coordinator(None, None) == ("insecure:gpu-fleet:7400", None)  # as AsyncClient does
+
+
+def test_an_invalid_address_in_the_file_is_told_with_the_file(file: Path) -> None:
+    file.write_text("coordinator = 'foo'\n")
+    with pytest.raises(UsageError, match=f"^the configuration {file} is not valid: invalid coordinator addr"):
+        configured_coordinator()
 
 
 @pytest.mark.parametrize(

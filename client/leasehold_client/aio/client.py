@@ -45,7 +45,7 @@ class AsyncClient(AsyncWorkerChanges, AsyncAccessChanges):
 
     Args:
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
-            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
+            the context, or of LEASEHOLD_COORDINATOR, or of cli.toml, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.

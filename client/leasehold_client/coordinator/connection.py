@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator, parse_address
+from leasehold_client.config import COORDINATOR_VARIABLE, configured_coordinator, parse_address
 from leasehold_client.contexts import Context, environment_context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
@@ -76,7 +76,7 @@ class Connection:
 
     Args:
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
-            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
+            the context, or of LEASEHOLD_COORDINATOR, or of cli.toml, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.
@@ -262,7 +262,7 @@ def find_coordinator(address: str | None, context: str | None) -> tuple[str, Con
         The address, and the context. None: the credentials are a token, or the user of a socket.
 
     Raises:
-        UsageError: The address is invalid, or there is no such context.
+        UsageError: The address or cli.toml is invalid, or there is no such context.
     """
     if not address and not context:
         address = os.environ.get(COORDINATOR_VARIABLE)
@@ -272,7 +272,7 @@ def find_coordinator(address: str | None, context: str | None) -> tuple[str, Con
     if found is not None:
         require_no_token(f"the context {found.name} has a certificate")
         return address or found.coordinator, found
-    return address or default_coordinator(), None
+    return address or configured_coordinator(), None
 
 
 def call_error(error: grpc.RpcError, address: str, certificate: Path | None) -> LeaseholdError:

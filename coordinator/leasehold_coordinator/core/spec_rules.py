@@ -6,7 +6,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from leasehold.v1 import eviction_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 from leasehold.v1.operation_pb2 import AdoptOperation
-from leasehold.v1.workload_pb2 import HelperTerms, MemberOrder, Resources, WorkloadSpec
+from leasehold.v1.workload_pb2 import GpuPreference, HelperTerms, MemberOrder, Resources, WorkloadSpec
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.errors import invalid
@@ -78,9 +78,9 @@ def check_spec(spec: WorkloadSpec) -> None:
     check_parking("spec", spec)
     check_gpu_list("spec.resources.gpu_uuids", spec.resources.gpu_uuids)
     check_gpu_list("spec.resources.acceptable_gpu_units", spec.resources.acceptable_gpu_units)
-    if spec.member_order not in MemberOrder.values():
-        orders = ", ".join(name.removeprefix("MEMBER_ORDER_") for name in MemberOrder.keys()[1:])
-        raise invalid("spec.member_order", f"unknown member order {spec.member_order}: give {orders}")
+    _check_known("spec.member_order", MemberOrder.DESCRIPTOR, spec.member_order, "order")
+    preference = spec.resources.gpu_preference
+    _check_known("spec.resources.gpu_preference", GpuPreference.DESCRIPTOR, preference, "preference")
     if spec.HasField("keep_checkpoints") and not 0 < spec.keep_checkpoints <= CHECKPOINT_LIMIT:
         raise invalid(
             "spec.keep_checkpoints",
@@ -184,10 +184,11 @@ def check_policy(field: str, policy: EvictionPolicy) -> None:
         )
 
 
-def _check_known(field: str, strategies: EnumDescriptor, number: int) -> None:
-    if number not in strategies.values_by_number:
-        names = ", ".join(one.name.partition("_STRATEGY_")[2] for one in strategies.values[1:])
-        raise invalid(field, f"unknown strategy {number}: give {names}")
+def _check_known(field: str, values: EnumDescriptor, number: int, what: str = "strategy") -> None:
+    if number not in values.values_by_number:
+        prefix = values.values[0].name.removesuffix("UNSPECIFIED")
+        names = ", ".join(one.name.removeprefix(prefix) for one in values.values[1:])
+        raise invalid(field, f"unknown {what} {number}: give {names}")
 
 
 def _word(strategy: ProcessStrategy.ValueType) -> str:

@@ -81,6 +81,10 @@ def test_specs_have_bounds() -> None:
         check_spec(good)
     for field, bad in (
         ("spec.member_order", WorkloadSpec(member_order=99)),  # type: ignore[arg-type]
+        (
+            "spec.resources.gpu_preference",
+            WorkloadSpec(resources=Resources(gpu_preference=99)),  # type: ignore[arg-type]
+        ),
         ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=0)),
         ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=1001)),
         ("spec.hooks", WorkloadSpec(hooks=[Hook()] * 33)),

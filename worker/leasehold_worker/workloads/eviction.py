@@ -41,7 +41,10 @@ class Step(Enum):
     DISCARD = ("its framework drops the weights", "its framework loads the weights again")
     SUSPEND = ("the driver moves device memory to host memory", "the driver moves it back, on any GPUs alike")
     IMAGE = ("CRIU writes the processes to disk, and they end", "CRIU brings them back from disk")
-    SAVE = ("its application saves itself, if it is checkpointable", "its application loads its last save")
+    SAVE = (
+        "its application saves itself, if it is checkpointable",
+        "its application loads its last save, if any",
+    )
     END = ("its processes are ended", "its program is started again")
 
     def __init__(self, down: str, up: str) -> None:

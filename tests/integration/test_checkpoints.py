@@ -110,7 +110,7 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     plan = fleet.json("wake", model.name, "--checkpoint", made[2], "--dry-run")
     size = (model.images / model.workload.workload_id / f"{made[2]}.checkpoint").stat().st_size
     assert plan["tiers"] == [{"tier": "TIER_DISK", "needed_bytes": str(size)}]
-    assert plan["steps"] == ["its program is started again", "its application loads its last save, if any"]
+    assert plan["steps"] == ["its program is started again", "its application loads its save, if any"]
     assert [each["gpu_uuid"] for each in plan["destinations"]] == [gpu_uuid]
     told = fleet.cli("wake", model.name, "--checkpoint", made[2], "--dry-run").stdout
     assert f"would move 64.0 KiB; it takes {WORKER}/" in told

@@ -221,3 +221,7 @@ def _command_lines(command: Command, about: str, worker_name: str, now_s: float)
     if command.error.reason != errors_pb2.ERROR_REASON_UNSPECIFIED:
         return [*lines, "", *failure_lines(command)]
     return [*lines, *(f"warning: {warning}" for warning in command.result.warnings)]
+
+
+def _claims_text(count: int) -> str:
+    return f"{count} claim{'' if count == 1 else 's'}" if count else ""

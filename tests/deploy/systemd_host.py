@@ -19,7 +19,7 @@ from tests.worker.unix_users import open_to_others
 ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEMD: Final = Path("/lib/systemd/systemd")
 CGROUPS: Final = Path("/sys/fs/cgroup")
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 180.0
 FOLDERS: Final = ("/etc", "/usr", "/var/lib", "/opt", "/run/leasehold")
 
 ENVIRONMENT: Final = {

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 _IDS: Final = re.compile(
     r"`leasehold [^`]*`"
     r"|(?<!')GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-    r"|(?<![/'])\bw-[0-9a-f]{12}\b(?!/)"
+    r"|(?<!/)\bw-[0-9a-f]{12}\b(?!/)"
 )
 """Commands, UUIDs of GPUs, and ids of workloads that are no part of a path.
 
-A command keeps its ids, which stay right when a place gets another GPU. A quoted value stays as it was given.
+A command keeps its ids, which stay right when a place gets another GPU. A quoted UUID stays as it was given.
 """
 
 SHORT_UUID: Final = len("GPU-") + 8
@@ -130,5 +130,5 @@ def has_ids(text: str) -> bool:
 
 
 def with_places(text: str, places: Mapping[str, str]) -> str:
-    """Replaces UUIDs of GPUs and ids of their holders in a text by names. Commands and quoted values stay."""
+    """Replaces UUIDs of GPUs and ids of their holders in a text by names. Commands and quoted UUIDs stay."""
     return _IDS.sub(lambda found: places.get(found[0], found[0]), text)

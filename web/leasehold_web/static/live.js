@@ -330,8 +330,8 @@ export function workloadName(id) {
 
 const nameIn = (id) => live.workloads.get(id)?.name ?? knownName(id);
 
-// An id in a command, in a quoted value or in a path stays.
-const IDS = /`leasehold [^`]*`|(?<!')GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![/'])\bw-[0-9a-f]{12}\b(?!\/)/g;
+// An id in a command or in a path stays, and a quoted UUID of a GPU, which was given so.
+const IDS = /`leasehold [^`]*`|(?<!')GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<!\/)\bw-[0-9a-f]{12}\b(?!\/)/g;
 
 // A message of the API with places and names instead of the UUIDs and ids that the page knows.
 export function withNames(text = "") {

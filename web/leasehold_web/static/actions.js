@@ -33,7 +33,7 @@ export function gpuActions(gpu) {
 }
 
 // Whether a GPU itself is cordoned. A free GPU of a cordoned host shows the cordon of its host.
-function hasOwnCordon({ cordon, state, worker_id: worker }) {
+export function hasOwnCordon({ cordon, state, worker_id: worker }) {
   return Boolean(cordon) && state !== "UNSPECIFIED" && JSON.stringify(cordon) !== JSON.stringify(live.workers.get(worker)?.cordon);
 }
 

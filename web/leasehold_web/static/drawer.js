@@ -1,9 +1,9 @@
 // The drawer beside the fleet: one GPU, its holder, and what can be done with both.
 import { append, h, replace } from "/static/dom.js";
-import { gpuActions, workloadActions } from "/static/actions.js";
+import { gpuActions, hasOwnCordon, workloadActions } from "/static/actions.js";
 import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
-import { live, placeOf } from "/static/live.js";
+import { live, placeOf, workerName } from "/static/live.js";
 import { bytes, lower, stateText, UNKNOWN, when } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
@@ -30,10 +30,16 @@ export function drawerFor(uuid, onClose) {
   return { element, update, close: onClose, end: () => element.remove() };
 }
 
+// A cordon of the whole host is ended on the page of the host.
+function ofHost(gpu) {
+  const isOfHost = live.workers.get(gpu.worker_id)?.cordon && !hasOwnCordon(gpu);
+  return isOfHost && [", for the whole host ", h("a", { href: `/workers/${encodeURIComponent(gpu.worker_id)}` }, workerName(gpu.worker_id))];
+}
+
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(live.workers.get(gpu.worker_id)), gpu.since ? h("span", { class: "muted" }, ", changed ", age(gpu.since)) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(live.workers.get(gpu.worker_id)), gpu.since ? h("span", { class: "muted" }, ", changed ", age(Math.max(gpu.since, gpu.cordon?.cordon_time ?? 0))) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],
@@ -41,7 +47,7 @@ function content(gpu, workload, onClose) {
     ["Health", gpu.health ? `${lower(gpu.health)}${gpu.health_reason ? `: ${gpu.health_reason}` : ""}` : "no fault known"],
   ];
   if (gpu.asleep_bytes) facts.push(["Asleep", `${bytes(gpu.asleep_bytes)} of sleeping workloads`]);
-  if (gpu.cordon) facts.push(["Cordon", `${gpu.cordon.reason || "no reason given"}${gpu.cordon.cordoned_by ? `, by ${gpu.cordon.cordoned_by}` : ""}`]);
+  if (gpu.cordon) facts.push(["Cordon", [gpu.cordon.reason || "no reason given", gpu.cordon.cordoned_by && `, by ${gpu.cordon.cordoned_by}`, ofHost(gpu)]]);
   if (gpu.hold) facts.push(["Hold", `until ${when(gpu.hold.expire_time)}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
   for (const process of gpu.foreign_processes ?? []) {
     const used = sample.foreign_bytes?.[process.pid] ?? process.device_memory_bytes; // a watch tells no change of them

@@ -172,6 +172,19 @@ def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 37
 
 
+def suspend_alpha(address: str, config: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the example for the worker alpha, with Enter at once."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples/suspend_host.py"), "alpha"],
+        input="\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "LEASEHOLD_COORDINATOR": address, "XDG_CONFIG_HOME": str(config)},
+    )
+
+
 def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     def made(name: str, state: CommandState.ValueType) -> Command:
         return Command(command_id=f"c-{name}", workload_id=f"id-of-{name}", state=state, revision=1)
@@ -194,19 +207,7 @@ def test_a_suspend_or_restore_that_fails_does_not_stop_the_others(tmp_path: Path
             "RestoreWorkload": restore,
             "WatchCommand": watch,
         }
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "examples/suspend_host.py"), "alpha"],
-            input="\n",
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={
-                **os.environ,
-                "LEASEHOLD_COORDINATOR": scripted.address,
-                "XDG_CONFIG_HOME": str(tmp_path),
-            },
-        )
+        done = suspend_alpha(scripted.address, tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     one, three, suspended, two, restored = done.stdout.splitlines()
     assert suspended == "Suspended workloads: 2. Press Enter to restore them."
@@ -219,19 +220,7 @@ def test_a_refused_suspend_of_one_workload_fails_the_example(tmp_path: Path) -> 
     refusal = WorkloadRefusal(workload_id="id-of-one", error=Error(message="it never yields"))
     with serving() as scripted:
         scripted.answers["SuspendWorker"] = lambda request, context: SuspendWorkerResponse(refusals=[refusal])
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "examples/suspend_host.py"), "alpha"],
-            input="\n",
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={
-                **os.environ,
-                "LEASEHOLD_COORDINATOR": scripted.address,
-                "XDG_CONFIG_HOME": str(tmp_path),
-            },
-        )
+        done = suspend_alpha(scripted.address, tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0] == "workload id-of-one: it never yields"
 

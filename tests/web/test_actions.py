@@ -84,6 +84,21 @@ def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, flee
 
 
 @pytest.mark.long
+def test_the_drawer_of_a_gpu_links_the_host_whose_cordon_it_shows(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 3))
+        cordon = page.locator(".drawer dd", has_text="replaces a fan")
+        fleet.fleet.cli("cordon", "alpha/3", "--reason", "replaces a fan")
+        expect(cordon).to_be_visible()
+        expect(cordon.get_by_role("link")).to_have_count(0)
+        fleet.fleet.cli("uncordon", "alpha/3")
+        fleet.fleet.cli("cordon", "alpha", "--reason", "replaces a fan")
+        expect(cordon).to_contain_text("for the whole host alpha")
+        cordon.get_by_role("link", name="alpha").click()
+        expect(page.locator('button:text-is("Uncordon")')).to_be_visible()
+
+
+@pytest.mark.long
 def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:
         page.click(slot(page, 3))

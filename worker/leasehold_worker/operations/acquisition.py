@@ -26,7 +26,7 @@ HELPERS_TIMEOUT_S: Final = 60.0
 """Time for preemptible workloads to release their GPUs, unless the command's own timeout passes first."""
 
 WAITS_FOR_HELPERS: Final = "waits for GPUs of preemptible workloads"
-"""What a command shows of itself meanwhile."""
+"""Text behind the phase of a command that waits for them."""
 
 
 @final

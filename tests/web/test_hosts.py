@@ -139,7 +139,10 @@ def test_the_row_of_a_refused_host_tells_why(browser: Browser, web_fleet: WebFle
 UNPOLLED: Final = """
 const setEach = window.setInterval;
 window.setInterval = (call, pause) => (pause === 5000 ? 0 : setEach(call, pause));
+const setOnce = window.setTimeout;
+window.setTimeout = (call, pause) => (pause === 1000 ? 0 : setOnce(call, pause));
 """
+"""Neither the poll of the host nor the word of a late connection draws the page again."""
 
 
 @pytest.mark.long

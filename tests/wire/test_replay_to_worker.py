@@ -29,6 +29,7 @@ TIMEOUT_S: Final = 30
 WITHOUT: Final = (
     *("pid", "root_pid", "start_time_ticks", "duration", "phases", "estimate", "available_bytes"),
     *("data", "boot_id", "instance_id", "host", "resources", "capabilities", "protocol_version", "steps"),
+    "warnings",
 )
 """Fields that the host, the programs of a run and the release decide."""
 

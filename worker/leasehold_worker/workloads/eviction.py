@@ -43,7 +43,7 @@ class Step(Enum):
     IMAGE = ("CRIU writes the processes to disk, and they end", "CRIU brings them back from disk")
     SAVE = (
         "its application saves itself, if it is checkpointable",
-        "its application loads its last save, if any",
+        "its application loads its save, if any",
     )
     END = ("its processes are ended", "its program is started again")
 

@@ -75,8 +75,10 @@ def shortened(text: str, width: int) -> str:
 
 def ellipsis_sign() -> str:
     """The mark of a shortened text, in the encoding of standard output."""
+    # Textual's output in place of the standard one has no encoding: it writes UTF-8.
+    encoding = getattr(sys.stdout, "encoding", "utf-8")
     try:
-        "…".encode(sys.stdout.encoding or "ascii")
+        "…".encode(encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
         return "~"
     return "…"

@@ -105,6 +105,20 @@ def test_a_new_command_is_in_sight_as_long_as_nobody_chose_another_one(fleet: Sc
     play(fleet, steps)
 
 
+@pytest.mark.parametrize(
+    ("operation", "shown"),
+    [("reset_gpu_health", "reset_gpu…"), ("delete_checkpoints", "delete_ch…"), ("release_hold", "release_h…")],
+)
+def test_a_long_name_of_an_operation_is_shortened(fleet: ScriptedFleet, operation: str, shown: str) -> None:
+    async def steps(page: Page) -> None:
+        one = command("c-1", phase="begun")
+        getattr(one.operation, operation).SetInParent()
+        fleet.tell(one)
+        await page.shows(shown, "begun")
+
+    play(fleet, steps)
+
+
 def test_changes_are_shown(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         fleet.tell(command("c-1", phase="lock"))

@@ -66,7 +66,10 @@ def conclude_cancel(
             echo_failure([f"{command.command_id} was not cancelled: {first}", *others])
     for failure in failures.values():
         if isinstance(failure, WaitTimeoutError):
-            failure.message += "; its cancellation is stored, and waits for its worker"
+            failure.message += (
+                "; its cancellation is stored, and takes effect once its worker is in contact and the "
+                "present step has ended"
+            )
         echo_error(error_line(with_short_names(client, failure.message), failure.reason))
     leave(stop, ended)
     if is_uncancelled or not all(isinstance(failure, WaitTimeoutError) for failure in failures.values()):

@@ -82,7 +82,7 @@ lock_timeout_option = click.option(
     "lock_timeout_s",
     type=Seconds(0.001, WEEK_S),
     metavar="SECONDS",
-    help="Longest time for submitted GPU work to drain.  [default: 10]",
+    help="Longest time for submitted GPU work to drain. A cancellation waits for its end.  [default: 10]",
 )
 hold_option = click.option(
     "--hold",

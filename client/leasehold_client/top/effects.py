@@ -107,4 +107,7 @@ def cancel_effect(model: FleetModel, command: Command, about: str) -> str:
                 "returns. The operation may have ended by then."
             )
         case _:
-            return f"The {what} is rolled back. If it is past its point of no return, it is finished instead."
+            return (
+                f"The {what} is rolled back once its present step has ended. If it is past its point of no "
+                "return, it is finished instead."
+            )

@@ -83,16 +83,12 @@ class Dispatcher:
         """A refusal for each unfinished command of these workloads, and for the worker's limit."""
         ledger = self._fleet.ledger
         busy = {
-            stored.command.command_id: None
+            stored.command.command_id: stored
             for workload_id in workload_ids
             for stored in ledger.of_workload(workload_id)
         }
-        for command_id in busy:
-            yield FleetError(
-                errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
-                command_id=command_id,
-            )
+        for stored in busy.values():
+            yield stored.busy_error()
         caller = current_caller()
         if caller is not None and not caller.is_local_admin:
             unfinished = ledger.of_actor(str(caller.identity))

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec
+
+from leasehold_coordinator.errors import FleetError
 
 LEAST_TIMEOUT_NS: Final = 1_000_000
 """The timeout sent with an overdue command. Zero would mean no limit."""
@@ -30,6 +33,19 @@ class StoredCommand:
     cancel_requested: bool = False
     jumped_ns: int = 0
     request_digest: bytes = b""
+
+    def busy_error(self) -> FleetError:
+        """WORKLOAD_BUSY, which refuses what can't be done beside this unfinished command."""
+        command_id = self.command.command_id
+        if self.cancel_requested:
+            way = ", and its cancellation is requested: wait for its end"
+        else:
+            way = f": wait for it, or `leasehold cancel {command_id}`"
+        return FleetError(
+            errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
+            f"command {command_id} has not ended{way}",
+            command_id=command_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)

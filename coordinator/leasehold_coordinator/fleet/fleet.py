@@ -401,12 +401,7 @@ class Fleet:
         if not is_ended(present.status.state):
             raise _still_lives(present)
         for stored in self.ledger.of_workload(workload_id):
-            raise FleetError(
-                errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                f"command {stored.command.command_id} of the workload has not ended: wait for it, or "
-                f"`leasehold cancel {stored.command.command_id}`",
-                command_id=stored.command.command_id,
-            )
+            raise stored.busy_error()
         event = self.events.workload_deleted(workload)
         rows: list[Change] = [Gone(schema.workloads, workload_id), deletion_row(workload), event_row(event)]
         rows += change_rows(f"workload/{workload_id}")

@@ -107,7 +107,11 @@ def test_a_new_command_is_in_sight_as_long_as_nobody_chose_another_one(fleet: Sc
 
 @pytest.mark.parametrize(
     ("operation", "shown"),
-    [("reset_gpu_health", "reset_gpu…"), ("delete_checkpoints", "delete_ch…"), ("release_hold", "release_h…")],
+    [
+        ("reset_gpu_health", "reset_gpu…"),
+        ("delete_checkpoints", "delete_ch…"),
+        ("release_hold", "release_h…"),
+    ],
 )
 def test_a_long_name_of_an_operation_is_shortened(fleet: ScriptedFleet, operation: str, shown: str) -> None:
     async def steps(page: Page) -> None:
@@ -232,7 +236,7 @@ def test_an_effect_stays_current_until_there_is_nothing_to_do(fleet: ScriptedFle
         await page.press("y", "escape", "tab", "k")
         await page.shows("The suspend of two was not sent to its worker: it ends at once.")
         fleet.tell(command("c-1", "id-of-two"))
-        await page.shows("The suspend of two is rolled back.")
+        await page.shows("The suspend of two is rolled back once")
         fleet.tell(command("c-1", "id-of-two", state=command_pb2.COMMAND_STATE_SUCCEEDED))
         await page.shows("the suspend of two has ended: there is nothing to cancel", "Esc close")
         await page.press("y", "escape")
@@ -413,7 +417,7 @@ def test_a_command_is_cancelled_from_its_row_and_from_its_workload(fleet: Script
         await page.shows("choose an open command with Tab and the arrows")
         for keys in (["tab", "k"], ["tab", "home", "down", "k"]):
             await page.press(*keys)
-            await page.shows("The suspend of one is rolled back.")
+            await page.shows("The suspend of one is rolled back once")
             await page.press("y")
             await page.shows("order: name")
         assert len(fleet.scripted.asked(command_service_pb2.CancelCommandRequest)) == 2

@@ -106,7 +106,7 @@ def test_a_cancellation_depends_on_the_state_of_its_command(model: FleetModel, s
     name = state.removeprefix("COMMAND_STATE_")
     if name in not_ended:
         text = cancel_effect(model, command("c-1"), "one")
-        assert text.startswith(told.get(name, "The suspend of one is rolled back."))
+        assert text.startswith(told.get(name, "The suspend of one is rolled back once"))
     else:
         with pytest.raises(UsageError, match="the suspend of one has ended: there is nothing to cancel"):
             cancel_effect(model, command("c-1"), "one")

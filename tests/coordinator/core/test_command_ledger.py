@@ -494,3 +494,19 @@ def test_of_steps_that_nothing_waits_for_the_last_is_to_be_stored() -> None:
 def test_a_duplicate_of_no_known_command_is_acknowledged() -> None:
     update = CommandUpdate(command_id="c9", state=command_pb2.COMMAND_STATE_SUCCEEDED)
     assert CommandLedger().update(ALPHA, update, at(0)) == [Acknowledge(ALPHA, "c9")]
+
+
+@pytest.mark.parametrize(
+    ("cancel_requested", "told"),
+    [
+        (False, "command c-1 has not ended: wait for it, or `leasehold cancel c-1`"),
+        (True, "command c-1 has not ended, and its cancellation is requested: wait for its end"),
+    ],
+)
+def test_a_busy_workload_names_its_command_and_no_second_cancellation(
+    cancel_requested: bool, told: str
+) -> None:
+    stored = StoredCommand(Command(command_id="c-1"), cancel_requested=cancel_requested)
+    error = stored.busy_error()
+    assert (error.reason, error.message) == (errors_pb2.ERROR_REASON_WORKLOAD_BUSY, told)
+    assert error.metadata == {"command_id": "c-1"}

@@ -158,6 +158,23 @@ def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session,
 
 
 @pytest.mark.long
+def test_a_suspend_that_is_cancelled_before_its_lock_times_out_is_cancelled(
+    session: Session, host: SimulatedHost
+) -> None:
+    """The lock is one call of the driver, so the cancellation waits for its end."""
+    host.set_busy(start(session, "w1"))
+    operation = SuspendOperation(lock_timeout=duration_pb2.Duration(seconds=2))
+    command = make_command("c2", "w1", suspend=operation)
+    session.send(command)
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "lock")
+    cancel(session, command)
+    outcome = session.outcome("c2")
+    assert outcome.state == CANCELLED
+    assert "rolled back" in outcome.error.message
+    assert outcome.workloads[0].status.state == RUNNING
+
+
+@pytest.mark.long
 def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
     session: Session, host: SimulatedHost
 ) -> None:

@@ -304,7 +304,7 @@ function effectOfCancellation({ isDeleted, state }) {
   if (CONCLUDED.has(state)) return `The command has ended (${lower(state)}): there is nothing to cancel.`;
   if (state === "PENDING") return "The command was not sent: it ends at once.";
   if (state === "UNKNOWN") return "The host is out of contact: the cancellation is requested from its worker once the host returns. The operation may have ended by then.";
-  return "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.";
+  return "The worker rolls the operation back once its present step has ended. Past the point of no return, the operation goes on.";
 }
 
 function titleOfCancellation(command) {

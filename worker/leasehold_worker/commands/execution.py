@@ -60,6 +60,17 @@ class Execution:
         self._cancelled = True
         self.scope.cancel()
 
+    def is_undone(self, error: OperationError | None) -> bool:
+        """Whether the cancellation or the timeout has ended the operation before its point of no return.
+
+        A cancellation waits for the end of a lock, which may time out.
+
+        Args:
+            error: The error of the operation.
+        """
+        has_waited = error is not None and error.reason == errors_pb2.ERROR_REASON_LOCK_TIMEOUT
+        return self.scope.cancelled_caught or (self._cancelled and has_waited)
+
     def why_undone(self, progress: Progress) -> OperationError:
         """The error of an operation that was cancelled or timed out before its point of no return."""
         for _, outcome in progress.outcomes:

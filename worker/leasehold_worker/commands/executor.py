@@ -332,7 +332,7 @@ class Commands:
                 logger.exception("the command failed because of a defect")
                 error = defect()
         crash_point("operation-ended")
-        is_undone = execution.scope.cancelled_caught
+        is_undone = execution.is_undone(error)
         progress.close(failed=is_undone or error is not None)
         if is_undone:
             error = execution.why_undone(progress)

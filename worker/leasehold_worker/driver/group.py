@@ -89,8 +89,8 @@ class Group:
     async def suspend(self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]) -> None:
         """Locks and checkpoints every member, or rolls all back.
 
-        A cancellation before the first checkpoint rolls back; a later one comes too late. Members that are
-        checkpointed already stay so.
+        A cancellation before the first checkpoint rolls back; a later one comes too late. A cancellation
+        during the lock waits for its end. Members that are checkpointed already stay so.
 
         Args:
             lock_timeout_s: Time for submitted work to finish.

@@ -310,7 +310,7 @@ def test_files_of_the_settings_in_the_state_directory_are_told(tmp_path: Path) -
     assert done.stderr == (
         "leasehold backup: the backup lacks these files of the settings in the state directory: "
         f"--config {settings}, tls_key {named['tls_key']}, audit_file {named['audit_file']}; copy these "
-        "files by hand\n"
+        "files by hand, and the numbered older files of an audit_file\n"
     )
 
 

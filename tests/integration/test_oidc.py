@@ -271,10 +271,11 @@ def test_a_block_overrides_the_claim(issuer: Issuer) -> None:
             (content, "holds no token: get one from the OpenID Connect issuer")
             for content in ("", "a b", "ü")
         ),
+        ("{" * 8_193, "holds no token: get one"),
         ("x" * 8_193 + "\n", "has 8,193 bytes, and the limit is 8,192: get a token with fewer claims"),
         ("x" * 70_000, "has 65,536 bytes or more, and the limit is 8,192"),
     ],
-    ids=["empty", "two", "not-ascii", "long", "longer-than-is-read"],
+    ids=["empty", "two", "not-ascii", "long-object", "long", "longer-than-is-read"],
 )
 def test_a_file_without_a_token(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, match: str

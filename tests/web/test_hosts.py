@@ -57,6 +57,26 @@ def test_the_drawer_shows_the_polled_memory_of_foreign_processes(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("state", "changed"), [("LEASED", "3 d ago"), ("CORDONED", "4 h ago")])
+def test_the_drawer_dates_a_state_by_its_cordon_only_if_it_is_one(
+    browser: Browser, web_fleet: WebFleet, state: str, changed: str
+) -> None:
+    """A cordon of the host does not change the state of its free GPUs, and a cordoned lease goes on."""
+    now_ms = time.time_ns() // 1_000_000
+    cordon = {"reason": "fan", "cordon_time": now_ms - 4 * 3_600_000}
+    gpu = {**GPU, "state": state, "since": now_ms - 3 * 86_400_000 - 1000, "cordon": cordon}
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        changes = [["worker", "worker-a", WORKER], ["gpu", "GPU-1", gpu]]
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        page.click(".slot")
+        expect(page.locator(".drawer")).to_contain_text(f"changed {changed}")
+        expect(page.locator(".drawer")).to_contain_text("fan, 4 h ago")
+
+
+@pytest.mark.long
 def test_a_link_to_a_gpu_shows_it_once_the_fleet_is_loaded(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
 

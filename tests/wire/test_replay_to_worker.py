@@ -174,6 +174,8 @@ class Replay:
         for check in expected.plan_answer.plan.checks:  # the older release's words
             if check.name == "state":
                 check.detail = check.detail.replace("is running", "is RUNNING")
+        warnings, recorded_ones = (one.command_update.result.warnings for one in (frame, expected))
+        assert bool(warnings) == bool(recorded_ones), warnings
         assert facts(frame, WITHOUT) == facts(expected, WITHOUT)
         if recorded.HasField("goodbye"):
             self._session.down.put(None)

@@ -16,7 +16,7 @@ from leasehold_client.cli.conclusion import conclude
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.cli.job_command import ProgramExit
 from leasehold_client.cli.program_command import EXIT_REFUSED
-from leasehold_client.coordinator.retry import is_transient
+from leasehold_client.coordinator.retry import has_too_many_streams, is_outage, is_transient
 from leasehold_client.display import standard_output
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError
@@ -57,7 +57,8 @@ def attach(
 
     Raises:
         ProgramExit: The program has ended, or its start was cancelled.
-        LeaseholdError: No coordinator answers, or the output is not available. The workload continues.
+        LeaseholdError: No coordinator answers, or the output is not available. The workload continues, unless
+            its host has failed.
     """
     interrupts = _Interrupts(client, workload, command)
     with interrupts.handled():
@@ -69,8 +70,7 @@ def attach(
             ended = client.wait_workload(workload.workload_id, "ended")
         except LeaseholdError as error:
             if is_transient(error) and not interrupts.is_stopping:
-                name = workload.name
-                error.message += f"; workload {name} continues: `leasehold logs -f {name}` goes on with it"
+                error.message += f"; {_way_on(error, workload.name)}"
             raise
     if remove:
         _remove(client, workload.workload_id)
@@ -83,6 +83,12 @@ def attach(
             why = f": {ended.status.error.message}" if ended.status.HasField("error") else ""
             echo_error(error_line(f"workload {workload.name} is {workload_state(ended)}{why}", ""))
             sys.exit(EXIT_REFUSED)
+
+
+def _way_on(error: LeaseholdError, name: str) -> str:
+    if is_outage(error) or has_too_many_streams(error):
+        return f"workload {name} continues: `leasehold logs -f {name}` goes on with it"
+    return f"`leasehold get workloads {name}` shows whether workload {name} continues"
 
 
 def _wait_started(

@@ -253,7 +253,7 @@ def _tell_kept(client: Client, kept: Iterable[Checkpoint]) -> None:
         names = worker_names(client)
         ids = one_line(name_list([f"{one.checkpoint_id} ({_owner(one, names)})" for one in unknown]))
         echo_error(
-            "leasehold: kept, since the workers that made them did not answer, and may need them: "
+            "leasehold: kept, since the workers that made them did not list them, and may need them: "
             f"{ids}; name a checkpoint with --force to delete it"
         )
 
@@ -266,11 +266,12 @@ def _require_unneeded(client: Client, in_use: Sequence[Checkpoint]) -> None:
     """
     for one in in_use:
         if one.in_use_unknown:
-            owner = _owner(one, worker_names(client))
+            names = worker_names(client)
+            way = "ask again when the worker is connected, or " if one.owner_worker_id in names else ""
             raise LeaseholdError(
-                f"the checkpoint {one.checkpoint_id} belongs to worker {owner}, which did not answer and "
-                "whose workloads may need it, and nothing was deleted: ask again when the worker is "
-                "connected, or delete it with --force",
+                f"the checkpoint {one.checkpoint_id} belongs to worker {_owner(one, names)}, which did not "
+                f"list it and whose workloads may need it, and nothing was deleted: {way}delete it with "
+                "--force",
                 "CHECKPOINT_IN_USE",
             )
         raise LeaseholdError(

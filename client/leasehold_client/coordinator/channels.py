@@ -146,16 +146,16 @@ def _issued_token(address: str, certificate: bytes, path: Path) -> Credentials:
             raise UsageError(
                 f"the token {path} can't be read: {error.strerror}; correct {ISSUED_VARIABLE}"
             ) from error
+        if not _ISSUED_TOKEN.fullmatch(text):
+            raise UsageError(
+                f"{path} holds no token: get one from the OpenID Connect issuer, or unset {ISSUED_VARIABLE}"
+            )
         if len(text) > ISSUED_LIMIT_BYTES:
             more = " or more" if len(text) >= FILE_LIMIT_BYTES else ""
             raise UsageError(
                 f"the token in {path} has {len(text):,} bytes{more}, and the limit is "
                 f"{ISSUED_LIMIT_BYTES:,}: get a token with fewer claims from the OpenID Connect issuer, or "
                 f"unset {ISSUED_VARIABLE}"
-            )
-        if not _ISSUED_TOKEN.fullmatch(text):
-            raise UsageError(
-                f"{path} holds no token: get one from the OpenID Connect issuer, or unset {ISSUED_VARIABLE}"
             )
         return text
 

@@ -103,10 +103,7 @@ def _host_lines(row: HostRow, now_s: float) -> list[str]:
             ("cordon", cordon_text(worker.cordon) if worker.HasField("cordon") else ""),
             ("GPUs", counts),
             ("parked", ", ".join(f"{one.name} {parked_size_text(one)}" for one in row.parked)),
-            (
-                "waiting",
-                f"{claims} claim{'' if claims == 1 else 's'}" if (claims := waiting_claims(worker)) else "",
-            ),
+            ("waiting", _claims_text(waiting_claims(worker))),
             *_machine_facts(worker),
             ("driver", worker.driver_version or "?"),
             ("agent", worker.agent_version),

@@ -93,7 +93,8 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
     if left_out:
         _print(
             "leasehold backup: the backup lacks these files of the settings in the state directory: "
-            f"{', '.join(f'{name} {path}' for name, path in left_out.items())}; copy these files by hand",
+            f"{', '.join(f'{name} {path}' for name, path in left_out.items())}; copy these files by "
+            "hand, and the numbered older files of an audit_file",
             err=True,
         )
 

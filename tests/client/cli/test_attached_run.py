@@ -168,6 +168,20 @@ def test_a_failure_of_leasehold_itself_is_125(
     assert bare_leasehold("run", "--attach", "--coordinator", "127.0.0.1:1", "--", "count").code == 125
 
 
+def test_nobody_says_that_a_workload_continues_on_a_lost_host(
+    leasehold: CommandLine, program: ScriptedCoordinator
+) -> None:
+    program.answers["ReadWorkloadOutput"] = lambda request, context: refuse(
+        context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha is LOST: start it", 60.0
+    )
+    done = leasehold("run", "--attach", "--", "count")
+    assert done.code == EXIT_REFUSED
+    assert done.stderr == (
+        "leasehold: worker alpha is LOST: start it; `leasehold get workloads one` shows whether workload one "
+        "continues (WORKER_UNAVAILABLE)\n"
+    )
+
+
 @pytest.mark.usefixtures("short_outages")
 def test_a_workload_continues_without_a_coordinator(
     leasehold: CommandLine, program: ScriptedCoordinator

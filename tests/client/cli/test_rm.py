@@ -91,6 +91,18 @@ def shared(worker_id: str, *, in_use: bool = False, in_use_unknown: bool = False
     )
 
 
+def test_nobody_waits_for_a_worker_that_was_deleted(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    foreign = shared("w-1", in_use=True, in_use_unknown=True)
+    foreign.owner_worker_id = "w-9"
+    serve(scripted, foreign)
+    assert leasehold("rm", "checkpoint", "k-5").stderr == (
+        "leasehold: the checkpoint k-5 belongs to worker w-9, which did not list it and whose workloads may "
+        "need it, and nothing was deleted: delete it with --force (CHECKPOINT_IN_USE)\n"
+    )
+
+
 def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
@@ -139,13 +151,13 @@ def test_what_a_silent_worker_may_need_is_deleted_only_by_name_and_force(
         refused = leasehold("rm", "checkpoint", "k-5", "k-0", *dry_run)
         assert refused.code == 1
         assert refused.stderr.splitlines()[1] == (
-            "leasehold: the checkpoint k-5 belongs to worker beta, which did not answer and whose workloads "
+            "leasehold: the checkpoint k-5 belongs to worker beta, which did not list it and whose workloads "
             "may need it, and nothing was deleted: ask again when the worker is connected, or delete it with "
             "--force (CHECKPOINT_IN_USE)"
         )
     assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     unknown = (
-        "leasehold: kept, since the workers that made them did not answer, and may need them: k-5 (beta); "
+        "leasehold: kept, since the workers that made them did not list them, and may need them: k-5 (beta); "
         "name a checkpoint with --force to delete it"
     )
     kept = ["leasehold: kept, since suspended workloads need them: k-2", unknown]

@@ -231,17 +231,16 @@ def test_what_workers_share_is_in_use_if_its_owner_or_another_worker_needs_it(
     beta = coordinator.connect(make_hello("beta"))
     beta.welcome()
     asked = ask(coordinator, aside)
-    foreign = {"owner_worker_id": "worker-alpha", "in_use": True, "in_use_unknown": True}
-    own = {"owner_worker_id": "worker-alpha"}
+    of_alpha = {"owner_worker_id": "worker-alpha"}
     worker.answer_checkpoints(
-        CheckpointAnswer(checkpoints=[made("k-4", 4, in_use=True, **own), made("k-3", 3, **own)])
+        CheckpointAnswer(checkpoints=[made("k-4", 4, in_use=True, **of_alpha), made("k-3", 3, **of_alpha)])
     )
     beta.answer_checkpoints(
         CheckpointAnswer(
             checkpoints=[
-                made("k-4", 4, **foreign),
-                made("k-3", 3, owner_worker_id="worker-alpha"),  # by an older worker
-                made("k-2", 2, **foreign),  # the list of alpha was already made
+                made("k-4", 4, **of_alpha),
+                made("k-3", 3, **of_alpha),
+                made("k-2", 2, **of_alpha),  # the list of alpha was already made
                 made("k-1", 1),
             ]
         )

@@ -39,6 +39,7 @@ from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
 from leasehold_worker.workloads import host_shares
+from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING, WEDGED
 
 from tests.worker.local_claims import make_claims
@@ -292,6 +293,11 @@ async def test_a_release_that_can_not_be_done_is_no_command(
     ends = rf"was started by Leasehold: stop it instead, .*end its first process, pid {peer.identity.pid}$"
     with pytest.raises(OperationError, match=ends):
         await local.answers.release(peer, workload_id)
+    workload = local.parts.workloads.get(workload_id)
+    workload.absent = True  # its pid may belong to another process
+    with pytest.raises(OperationError, match=r"of a coordinator's client$"):
+        await local.answers.release(peer, workload_id)
+    assert not workload_message(workload, "worker-a").status.HasField("root_pid")
     assert "release" not in caplog.text
     with running("sleep", "1000") as claimant:
         _, claim_id = await local.grant(claimant, wanted())

@@ -36,10 +36,15 @@ function ofHost(gpu) {
   return isOfHost && [", for the whole host ", h("a", { href: `/workers/${encodeURIComponent(gpu.worker_id)}` }, workerName(gpu.worker_id))];
 }
 
+// A free GPU whose host is cordoned shows CORDONED, and its own state has not changed then.
+function changedAt({ state, since, cordon }) {
+  return state === "CORDONED" ? Math.max(since, cordon?.cordon_time ?? 0) : since;
+}
+
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(live.workers.get(gpu.worker_id)), gpu.since ? h("span", { class: "muted" }, ", changed ", age(Math.max(gpu.since, gpu.cordon?.cordon_time ?? 0))) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(live.workers.get(gpu.worker_id)), gpu.since ? h("span", { class: "muted" }, ", changed ", age(changedAt(gpu))) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],
@@ -47,7 +52,7 @@ function content(gpu, workload, onClose) {
     ["Health", gpu.health ? `${lower(gpu.health)}${gpu.health_reason ? `: ${gpu.health_reason}` : ""}` : "no fault known"],
   ];
   if (gpu.asleep_bytes) facts.push(["Asleep", `${bytes(gpu.asleep_bytes)} of sleeping workloads`]);
-  if (gpu.cordon) facts.push(["Cordon", [gpu.cordon.reason || "no reason given", gpu.cordon.cordoned_by && `, by ${gpu.cordon.cordoned_by}`, ofHost(gpu)]]);
+  if (gpu.cordon) facts.push(["Cordon", [gpu.cordon.reason || "no reason given", gpu.cordon.cordoned_by && `, by ${gpu.cordon.cordoned_by}`, gpu.cordon.cordon_time && [", ", age(gpu.cordon.cordon_time)], ofHost(gpu)]]);
   if (gpu.hold) facts.push(["Hold", `until ${when(gpu.hold.expire_time)}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
   for (const process of gpu.foreign_processes ?? []) {
     const used = sample.foreign_bytes?.[process.pid] ?? process.device_memory_bytes; // a watch tells no change of them

@@ -158,18 +158,12 @@ class CheckpointDirectory:
         )
 
     def checkpoints(self, workload_id: str = "") -> list[Checkpoint]:
-        """All checkpoints, damaged ones included, or those of a workload; newest first.
-
-        Only its own worker knows whether a workload needs a checkpoint. Other workers report that as unknown.
-        """
+        """All checkpoints, damaged ones included, or those of a workload; newest first."""
         images, saved = self._images.scan(), self._application_store.scan_all()
         self._tell_damaged([*images, *saved])
         in_use = self.in_use()
         found = [of_image(image, in_use) for image in images]
         found += [of_envelope(each, in_use) for each in saved]
-        for each in found:
-            if not each.in_use and each.owner_worker_id and not self._is_own(each.owner_worker_id):
-                each.in_use = each.in_use_unknown = True
         mine = [each for each in found if workload_id in ("", each.workload_id)]
         return sorted(
             mine, key=lambda each: (each.create_time.ToNanoseconds(), each.checkpoint_id), reverse=True
@@ -242,14 +236,14 @@ class CheckpointDirectory:
             OperationError: CHECKPOINT_IN_USE.
         """
         checkpoint_id, owner = checkpoint.checkpoint_id, checkpoint.owner_worker_id
-        if checkpoint.in_use and not checkpoint.in_use_unknown:
+        if checkpoint.in_use:
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
                 f"a suspended workload needs {checkpoint_id}: restore or stop it first; with "
                 "force the workload is lost",
                 {"checkpoint_id": checkpoint_id},
             )
-        if checkpoint.in_use_unknown:
+        if owner and not self._is_own(owner):
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
                 f"{checkpoint_id} belongs to worker {owner}, whose workloads may need it: "

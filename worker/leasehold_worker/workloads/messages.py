@@ -11,7 +11,6 @@ from leasehold_worker.secret_values import blank_secrets
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads import workload as records
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import AWAY
 from leasehold_worker.workloads.workload import Parked, Workload
 
 
@@ -53,7 +52,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         generation=record.generation,
         lease=lease_message(record.lease) if record.lease else None,
         members=[member_message(member) for member in record.members],
-        root_pid=record.root.pid if record.state not in AWAY else None,
+        root_pid=None if record.absent else record.root.pid,
         parked_gpu_uuids=parked.gpu_uuids if parked else (),
         parked_bytes=told_parked_bytes(record),
         park_time=timestamp(parked.since) if parked else None,

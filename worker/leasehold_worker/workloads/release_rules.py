@@ -3,7 +3,7 @@
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
-from leasehold_worker.workloads.states import AWAY, RUNNING, state_text
+from leasehold_worker.workloads.states import RUNNING, state_text
 from leasehold_worker.workloads.workload import LET_GO, Workload
 
 
@@ -14,7 +14,7 @@ def check_releasable(workload: Workload) -> None:
         OperationError: WRONG_STATE: Leasehold started the workload, or the workload is not running.
     """
     if workload.origin not in LET_GO:
-        end = "" if workload.state in AWAY else f", or end its first process, pid {workload.root.pid}"
+        end = "" if workload.absent else f", or end its first process, pid {workload.root.pid}"
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} was started by Leasehold: stop it instead, by "

@@ -17,7 +17,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
-from leasehold_worker.agent import assembly
+from leasehold_worker.agent import assembly, member_recovery
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.disk_recovery import DiskRecovery
@@ -169,6 +169,15 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
         found = parts.workloads.get("w1")
         assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
     assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+
+
+def test_the_message_of_an_interrupted_remap_names_the_gpus_of_its_workloads(tmp_path: Path) -> None:
+    now, spec = datetime.now(UTC), workload_pb2.WorkloadSpec()
+    lease = Lease(LeaseId("l-1"), "w1", (OTHER_GPU,), now, 1)
+    with running("sleep", "1000") as peer:
+        one = Workload("w1", "one", spec, peer.identity, tmp_path / "output", now, lease, RUNNING)
+        message = member_recovery._interruption("remap", [one], None).message
+    assert message == f"the worker restarted during the remap: now workload one is RUNNING on {OTHER_GPU}"
 
 
 async def test_a_settled_command_is_named_in_the_log_and_has_no_duration(

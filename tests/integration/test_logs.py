@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.fleets import Fleet, make_fleet
+from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 from tests.integration.test_secret_variables import SECRET
 
 OPTIONS = ("--log-format", "json", "--log-level", "debug")
@@ -56,3 +56,27 @@ def test_each_operation_is_one_story_without_secrets(fleet: Fleet) -> None:
     assert ended["worker"] == "alpha"
     for name in ("coordinator", "alpha"):
         assert SECRET not in fleet.log(name)
+
+
+@pytest.mark.long
+def test_a_command_whose_worker_restarted_has_its_names_and_no_duration(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.end("alpha")
+    settings = 'log_format = "json"\nlog_level = "debug"\n'
+    fleet.start_worker("alpha", settings=settings, crash_point="phase-verify")
+    with fleet.start_verb("suspend", "one") as verb:
+        fleet.processes["alpha"].wait(TIMEOUT_S)
+        fleet.end("alpha")
+        fleet.start_worker("alpha", settings=settings)
+        told, _ = verb.communicate(timeout=TIMEOUT_S)
+    assert told.splitlines()[0] == "one: suspend done"
+    created, ended = story(fleet, "coordinator", "suspend")
+    finished = story(fleet, "alpha", "suspend")[-1]
+    assert "Duration" not in fleet.cli("describe", "command", created["command"]).stdout
+    for entry in (ended, finished):
+        assert (entry["command"], entry["workload"]) == (created["command"], created["workload"])
+        assert (entry["outcome"], entry["message"]) == ("SUCCEEDED", "suspend SUCCEEDED")
+        assert "duration_s" not in entry
+    assert finished["epoch"]
+    warnings = [entry["message"] for entry in entries(fleet, "coordinator") if entry["level"] == "warning"]
+    assert not [message for message in warnings if "ignored an update" in message]

@@ -163,6 +163,10 @@ def test_each_algorithm(issuer: Issuer, key_id: str) -> None:
     issuer.list_workers(f"Bearer {issuer.token(key_id, groups='gpu-users')}")
 
 
+def test_the_scheme_of_the_token_is_of_any_case(issuer: Issuer) -> None:
+    issuer.list_workers(f"bearer {issuer.token(groups='gpu-users')}")
+
+
 def test_forged_tokens(issuer: Issuer) -> None:
     good = issuer.token(groups="gpu-admins")
     header, payload, signature = good.split(".")

@@ -261,7 +261,8 @@ def describe_command(
         for number, line in enumerate(failure_lines(command)):
             shown.add("Error" if not number else f"Error {number + 1}", with_places(line, places))
     if command.HasField("result"):
-        shown.add("Duration", f"{duration_s(result.duration):.2f} s")
+        has_duration = result.HasField("duration")
+        shown.add("Duration", f"{duration_s(result.duration):.2f} s" if has_duration else "")
         shown.add("Phases", timing_line(result))
         shown.add("Policy", policy_text(result.policy) if result.HasField("policy") else "")
         shown.add("Released GPUs", _gpus(result.released_gpu_uuids, places))

@@ -35,8 +35,9 @@ def echo_outcome(
     """
     places = gpu_places(gpus)
     result = command.result
-    seconds = duration_s(result.duration)
-    what = "done" if is_about_worker(command) else f"done in {seconds:.2f} s"
+    what = "done"
+    if result.HasField("duration") and not is_about_worker(command):
+        what = f"done in {duration_s(result.duration):.2f} s"
     if result.already_there:
         what = "nothing to do"
     echo(f"{workload_name}: {operation_name(command)} {what}")

@@ -198,7 +198,7 @@ def _kernel_text(kind: str, health: KernelHealth.ValueType) -> str:
 
 
 def _command_lines(command: Command, about: str, worker_name: str, now_s: float) -> list[str]:
-    timeout = f"{duration_s(command.timeout):g} s, with the wait"
+    timeout, result = f"{duration_s(command.timeout):g} s, with the wait", command.result
     lines = _facts(
         [
             ("about", about),
@@ -210,7 +210,7 @@ def _command_lines(command: Command, about: str, worker_name: str, now_s: float)
             ("timeout", timeout if command.HasField("timeout") else ""),
             ("by", command.actor),
             ("for", command.on_behalf_of),
-            ("took", f"{duration_s(command.result.duration):.2f} s" if command.HasField("result") else ""),
+            ("took", f"{duration_s(result.duration):.2f} s" if result.HasField("duration") else ""),
             ("phases", timing_line(command.result)),
             ("id", command.command_id),
         ]

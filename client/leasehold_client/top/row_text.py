@@ -308,7 +308,7 @@ def phase_text(command: Command) -> str:
 def _success_text(result: CommandResult) -> str:
     if result.already_there:
         return "nothing to do"
-    took = f"took {seconds_text(duration_s(result.duration))}"
+    took = f"took {seconds_text(duration_s(result.duration))}" if result.HasField("duration") else "took ?"
     return f"{took}: {phases}" if (phases := timing_line(result)) else took
 
 

@@ -17,6 +17,7 @@ CLIENT_FILE: Final = "client.token"
 WORKER_FILE: Final = "worker.token"
 TOKEN_BYTES: Final = 32
 SCHEME: Final = "Bearer "
+"""The scheme of the ``authorization`` header, in any case (RFC 9110, section 11.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,16 @@ class LocalTokens:
     worker: str
 
 
+def bearer_token(authorization: str) -> str | None:
+    """The token of a value of the ``authorization`` header. None: its scheme is another."""
+    scheme, token = authorization[: len(SCHEME)], authorization[len(SCHEME) :]
+    return token if scheme.lower() == SCHEME.lower() else None
+
+
 def is_bearer(authorization: str, token: str) -> bool:
     """Whether a value of the ``authorization`` header carries a token. Takes the same time for any token."""
-    return hmac.compare_digest(authorization.encode(), (SCHEME + token).encode())
+    carried = bearer_token(authorization)
+    return carried is not None and hmac.compare_digest(carried.encode(), token.encode())
 
 
 def open_tokens(directory: Path) -> LocalTokens:

@@ -15,7 +15,7 @@ from leasehold_coordinator.access.bearer_tokens import (
 )
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.key_source import KeySource
-from leasehold_coordinator.access.local_tokens import SCHEME
+from leasehold_coordinator.access.local_tokens import bearer_token
 from leasehold_coordinator.api.authentication import authorization, is_encrypted, refuse
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
@@ -60,12 +60,14 @@ class TokenAuthentication:
         if not is_encrypted(context):
             refuse("the connection is older than TLS 1.3: use TLS 1.3")
         headers = authorization(context)
-        if len(headers) != 1 or not isinstance(headers[0], str) or not headers[0].startswith(SCHEME):
+        header = headers[0] if len(headers) == 1 else None
+        token = bearer_token(header) if isinstance(header, str) else None
+        if token is None:
             refuse(
                 "the call has no token, or several: send a token of the OpenID Connect issuer as metadata "
                 "`authorization: Bearer …`; `leasehold` takes it from the file LEASEHOLD_TOKEN_FILE"
             )
-        return self.token_holder(headers[0].removeprefix(SCHEME), host_of(context.peer()))
+        return self.token_holder(token, host_of(context.peer()))
 
     def token_holder(self, token: str, address: str) -> Caller:
         """The user of a token, without the role of its bindings.

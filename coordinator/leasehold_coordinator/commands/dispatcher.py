@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, worker_pb2
-from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpdate, ConnectResponse
 
@@ -216,17 +217,20 @@ class Dispatcher:
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Applies a worker's update of a command. An outcome is acknowledged once it is stored."""
         stored = self._fleet.ledger.commands.get(update.command_id)
-        workload = stored.command.workload_id if stored is not None else ""
-        with log_context(
-            session=session.session_id,
-            worker=session.hello.name,
-            command=update.command_id,
-            workload=workload,
-            trace=trace_id(self._fleet.traces.of(update.command_id)),
-        ):
+        with self._log_context(session, update.command_id):
             await self._update(session, update)
             if stored is not None and is_terminal(update.state):
                 _log_end(stored.command, update)
+
+    def _log_context(self, session: Session, command_id: str) -> AbstractContextManager[None]:
+        stored = self._fleet.ledger.commands.get(command_id)
+        return log_context(
+            session=session.session_id,
+            worker=session.hello.name,
+            command=command_id,
+            workload=stored.command.workload_id if stored is not None else "",
+            trace=trace_id(self._fleet.traces.of(command_id)),
+        )
 
     async def _update(self, session: Session, update: CommandUpdate) -> None:
         worker_id = session.hello.worker_id
@@ -262,11 +266,15 @@ class Dispatcher:
             self._fleet.registry.apply_result(session.known, update.result, ids)
         effects = self._fleet.ledger.update(worker_id, update, self._now())
         if not effects and stored is not None and stored.command.state != update.state:
-            logger.warning(
-                "ignored an update to %s: the command is %s",
-                CommandState.Name(update.state),
-                CommandState.Name(stored.command.state),
-            )
+            # A worker that has restarted reports its open commands as ACCEPTED again.
+            level = logging.DEBUG if update.state in STEPS else logging.WARNING
+            with self._log_context(session, update.command_id):
+                logger.log(
+                    level,
+                    "ignored an update to %s: the command is %s",
+                    outcome_name(update.state),
+                    outcome_name(stored.command.state),
+                )
         return effects
 
     async def cancel(self, command: Command) -> Command:
@@ -458,20 +466,21 @@ def _log_creation(command: Command) -> None:
 
 def _log_end(command: Command, update: CommandUpdate) -> None:
     """Logs how a command ended. The log context names the command and its workload."""
-    duration_s = update.result.duration.ToNanoseconds() / 1e9
+    result = update.result
+    duration_s = result.duration.ToNanoseconds() / 1e9 if result.HasField("duration") else None
     verb, outcome = verb_of(command), outcome_name(update.state)
     error = update.error if update.HasField("error") else None
     logger.log(
         logging.WARNING if update.state == FAILED else logging.INFO,
-        "%s %s after %.3f s%s",
+        "%s %s%s%s",
         verb,
         outcome,
-        duration_s,
+        "" if duration_s is None else f" after {duration_s:.3f} s",
         f": {error.message}" if error else "",
         extra={
             "verb": verb,
             "outcome": outcome,
-            "duration_s": duration_s,
+            **({} if duration_s is None else {"duration_s": duration_s}),
             **({"reason": reason_name(error)} if error else {}),
         },
     )

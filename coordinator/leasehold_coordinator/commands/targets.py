@@ -110,7 +110,7 @@ async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -
     """
     preempted: dict[str, Workload] = {}
     for name in names:
-        found = await fleet.find_workload(name)
+        found = await fleet.find_workload(name, field)
         require_preemptible([found])
         first = next(iter(preempted.values()), found)
         if found.workload_id in preempted:

@@ -13,7 +13,7 @@ def verb_of(command: Command) -> str:
 
 
 def outcome_name(state: CommandState.ValueType) -> str:
-    """The outcome of a command."""
+    """The outcome of a command, or another state."""
     return CommandState.Name(state).removeprefix("COMMAND_STATE_")
 
 

@@ -160,12 +160,16 @@ class FleetReader:
         worker_id = self.registry.find(worker).hello.worker_id if worker else None
         return worker_id, (await self.find_workload(workload)).workload_id if workload else None
 
-    async def find_workload(self, id_or_name: str) -> Workload:
+    async def find_workload(self, id_or_name: str, field: str = "workload") -> Workload:
         """The workload with this id, or the newest with this name.
 
         Unfinished workloads go first, and the caller's own before others: the name of an own workload also
         goes before the id of another owner's, since workers choose ids. A user's own workload that has ended
         also goes before the unfinished workload of another owner.
+
+        Args:
+            id_or_name: The id or name.
+            field: Field of the request that has it, for the error.
 
         Raises:
             FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
@@ -186,10 +190,10 @@ class FleetReader:
                     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
                     f"{len(named)} workloads that have not ended are named {id_or_name!r}: "
                     f"give an id, one of {', '.join(ids[:NAMED_LIMIT])}",
-                    field="workload",
+                    field=field,
                 )
             live = named[0] if named else None
-        return live or await self._find_in_store(id_or_name)
+        return live or await self._find_in_store(id_or_name, field)
 
     async def find_stored_workload(self, id_or_name: str) -> Workload:
         """As :meth:`find_workload`, but in its stored state. The disk may refuse a newer state.
@@ -204,15 +208,15 @@ class FleetReader:
             return found
         if self.workloads.on_disk(found.workload_id) is None:
             await self.workloads.wait_stored(found.workload_id)
-        return self.workloads.on_disk(found.workload_id) or await self._find_in_store(id_or_name)
+        return self.workloads.on_disk(found.workload_id) or await self._find_in_store(id_or_name, "workload")
 
-    async def _find_in_store(self, id_or_name: str) -> Workload:
+    async def _find_in_store(self, id_or_name: str, field: str) -> Workload:
         found = await self.store.find_workload(id_or_name, owner())
         if found is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
                 f"no workload has the id or name {id_or_name!r}: `leasehold get workloads` lists them",
-                field="workload",
+                field=field,
             )
         return found
 

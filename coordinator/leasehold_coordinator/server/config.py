@@ -368,5 +368,9 @@ def _read(path: Path) -> CoordinatorConfig:
         ) from error
     except msgspec.ValidationError as error:
         raise StartError(f"the configuration {path} has an invalid value of {explain(error)}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise StartError(
+            f"the configuration {path} is not UTF-8 (byte {error.start + 1}): write it as UTF-8"
+        ) from error
+    except msgspec.DecodeError as error:
         raise StartError(f"the configuration {path} is malformed: {error}") from error

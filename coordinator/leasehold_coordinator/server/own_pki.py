@@ -88,7 +88,7 @@ class OwnPki:
         self._warned = datetime.datetime.min.replace(tzinfo=datetime.UTC)
         try:
             self.content = read_pki(files)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise StartError(f"the files of tls_certificate, tls_key and tls_client_ca: {error}") from error
 
     async def watch(self) -> None:
@@ -114,7 +114,7 @@ class OwnPki:
             return
         try:
             self.content = read_pki(self._files)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             if str(error) != self._error:
                 logger.error("the changed TLS files are ignored, and the previous ones stay: %s", error)
             self._error = str(error)
@@ -176,11 +176,12 @@ def read_pki(files: PkiFiles) -> PkiContent:
     """Reads the files.
 
     Raises:
-        OSError: A file can't be read.
-        ValueError: They do not fit together, or OpenSSL refuses them. The message names file and rule.
+        ValueError: A file can't be read, they do not fit together, or OpenSSL refuses them. The message names
+            file and rule.
     """
-    certificate, client_ca = _read(files.certificate), _read(files.client_ca)
-    key_pem = _read(files.key, is_secret=True)
+    certificate = _read(files.certificate, "tls_certificate")
+    client_ca = _read(files.client_ca, "tls_client_ca")
+    key_pem = _read(files.key, "tls_key", is_secret=True)
     try:
         first = x509.load_pem_x509_certificates(certificate)[0]
         public_key = first.public_key()
@@ -211,13 +212,19 @@ def read_pki(files: PkiFiles) -> PkiContent:
     return PkiContent(certificate, key_pem, client_ca, first.not_valid_before_utc, first.not_valid_after_utc)
 
 
-def _read(path: Path, *, is_secret: bool = False) -> bytes:
+def _read(path: Path, setting: str, *, is_secret: bool = False) -> bytes:
     """The content of a file, which may be a link: mounted secrets are.
 
     Raises:
-        OSError: It can't be read.
-        ValueError: It is not a regular file, too large, or a secret that every user can read.
+        ValueError: It can't be read, is not a regular file, too large, or a secret that every user can read.
     """
+    try:
+        return _content(path, is_secret=is_secret)
+    except OSError as error:
+        raise ValueError(f"{path} of the setting {setting} can't be read: {error.strerror}") from error
+
+
+def _content(path: Path, *, is_secret: bool) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):

@@ -133,6 +133,17 @@ def test_a_gpu_a_command_and_a_checkpoint(leasehold: CommandLine, fleet: Scripte
     assert described(leasehold, "checkpoint", "k-2")["Size"] == "3.0 GiB"
 
 
+def test_an_unknown_duration_of_a_command_is_left_out(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    ended = command(command_pb2.COMMAND_STATE_SUCCEEDED, workload_id="id-of-one")
+    ended.result.warnings.append("the worker restarted during the command and found it complete")
+    fleet.answers["GetCommand"] = lambda request, context: GetCommandResponse(command=ended)
+    assert "Duration" not in described(leasehold, "command", "c-1")
+    ended.result.duration.FromSeconds(2)
+    assert described(leasehold, "command", "c-1")["Duration"] == "2.00 s"
+
+
 def test_a_command_whose_cancellation_is_requested(
     leasehold: CommandLine, fleet: ScriptedCoordinator
 ) -> None:

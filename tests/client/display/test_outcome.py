@@ -40,6 +40,12 @@ RESULT = CommandResult(
 )
 
 
+def test_an_unknown_duration_is_not_zero(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    unknown = CommandResult(warnings=["the worker restarted during the command and found it complete"])
+    scripted.plays(command(PENDING), command(SUCCEEDED, 2, result=unknown))
+    assert leasehold("suspend", "one").stdout.splitlines()[0] == "one: suspend done"
+
+
 def test_a_command_that_succeeds_tells_what_moved(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:

@@ -168,6 +168,14 @@ def test_commands_have_phases_and_rates() -> None:
     assert "2m ago" in shown
 
 
+def test_an_unknown_duration_of_a_command_is_not_zero() -> None:
+    ended = command("c", state=command_pb2.COMMAND_STATE_SUCCEEDED, end_time=NOW)
+    ended.result.warnings.append("the worker restarted during the command and found it complete")
+    row = CommandRow(ended, "one", "alpha", {})
+    assert line(row).endswith("took ?")
+    assert "took" not in details(row)
+
+
 def test_a_failed_command_names_its_gpus() -> None:
     failed = command("c", state=command_pb2.COMMAND_STATE_REJECTED)
     uuid = f"GPU-{'a' * 8}-0000-0000-0000-{'b' * 12}"

@@ -107,6 +107,15 @@ def test_a_call_has_one_credential(coordinator: CoordinatorProcess, worker: Scri
         assert ending(lambda: stub.ListWorkers(ListWorkersRequest(), metadata=metadata)) == UNAUTHENTICATED
 
 
+def test_the_scheme_of_the_token_is_of_any_case(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """As RFC 9110 says in section 11.1."""
+    for scheme in ("bearer", "BEARER"):
+        with channel_with(coordinator.address, f"{scheme} {token('client.token')}") as channel:
+            assert FleetServiceStub(channel).ListWorkers(ListWorkersRequest()).workers
+
+
 @pytest.mark.parametrize("version", ["TLSv1.2", None])
 def test_a_connection_below_tls_1_3_is_refused(version: str | None, tmp_path: Path) -> None:
     """If gRPC has been imported before the coordinator could set the cipher suites."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from leasehold_coordinator.core import command_states
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller
 from leasehold_coordinator.fleet.session import FRAME_LIMIT, Session
+from leasehold_coordinator.log_context import ContextFilter
 from leasehold_coordinator.server import server
 from leasehold_coordinator.shielded_tasks import finish, settle
 from leasehold_coordinator.storage import schema
@@ -245,6 +247,44 @@ def test_states_that_workers_do_not_report_are_ignored(tmp_path: Path, state: Co
         assert bench.sent() == []
 
     on_bench(tmp_path, scenario)
+
+
+def test_an_unknown_duration_of_a_command_is_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        await bench.update(SUCCEEDED)
+
+    on_bench(tmp_path, scenario)
+    (ended,) = [each for each in caplog.records if hasattr(each, "outcome")]
+    assert ended.message == "suspend SUCCEEDED"
+    assert not hasattr(ended, "duration_s")
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_step_that_is_behind_is_no_warning_and_names_its_command(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_taken: bool
+) -> None:
+    """A worker reports its open commands as ACCEPTED again after a restart."""
+    caplog.set_level(logging.DEBUG)
+    caplog.handler.addFilter(ContextFilter())
+
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        await bench.update(command_states.RUNNING)
+        update = CommandUpdate(command_id="c-1", state=command_states.ACCEPTED)
+        left = (bench.dispatcher.take if is_taken else bench.dispatcher.update)(bench.session, update)
+        if left is not None:
+            await left
+
+    on_bench(tmp_path, scenario)
+    (behind,) = [each for each in caplog.records if each.message.startswith("ignored")]
+    assert behind.message == "ignored an update to ACCEPTED: the command is RUNNING"
+    assert behind.levelno == logging.DEBUG
+    assert behind.__dict__["names"].items() >= {"command": "c-1", "workload": "w-1"}.items()
 
 
 def test_an_outcome_is_final(tmp_path: Path) -> None:

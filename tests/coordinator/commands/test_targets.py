@@ -7,6 +7,8 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.operation_pb2 import Move, Operation, RemapOperation, RestoreOperation
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
+from leasehold_coordinator.commands.holds import find_room
 from leasehold_coordinator.commands.targets import find_target
 from leasehold_coordinator.errors import FleetError
 
@@ -26,6 +28,16 @@ def test_a_restore_preempts_only_workloads_of_its_own_worker(tmp_path: Path) -> 
             await find_target(reader, "one", Operation(restore=RestoreOperation(preempt=["three"])))
         assert refused.value.metadata["field"] == "operation.preempt"
         assert "remap" not in refused.value.message
+
+    on_bench(tmp_path, scenario)
+
+
+def test_an_unknown_workload_to_preempt_is_one_of_the_field_preempt(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(FleetError, match="has the id or name 'nope'") as refused:
+            await find_room(bench.fleet.reader, CreateWorkloadRequest(preempt=["nope"]))
+        assert refused.value.reason == errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD
+        assert refused.value.metadata["field"] == "preempt"
 
     on_bench(tmp_path, scenario)
 

@@ -35,7 +35,7 @@ def refused(*arguments: str) -> str:
     ("text", "match"),
     [
         (b"listen = ", "is malformed"),
-        (b"\xff\xfe", "is malformed"),
+        (b'listen = "\xff"', r"\.toml is not UTF-8 \(byte 11\): write it as UTF-8$"),
         (b'log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
         (
             b'load_interval_s = "soon"',

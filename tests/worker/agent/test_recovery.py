@@ -17,7 +17,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
-from leasehold_worker.agent import assembly
+from leasehold_worker.agent import assembly, member_recovery
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.disk_recovery import DiskRecovery
@@ -36,6 +36,7 @@ from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.leases import Lease, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.operations.stop_restart import STOP_POLICY
 from leasehold_worker.programs.programs import START_FILE, Started
 from leasehold_worker.workloads.eviction import CHECKPOINT
@@ -168,6 +169,33 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
         found = parts.workloads.get("w1")
         assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
     assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+
+
+def test_the_message_of_an_interrupted_remap_names_the_gpus_of_its_workloads(tmp_path: Path) -> None:
+    now, spec = datetime.now(UTC), workload_pb2.WorkloadSpec()
+    lease = Lease(LeaseId("l-1"), "w1", (OTHER_GPU,), now, 1)
+    with running("sleep", "1000") as peer:
+        one = Workload("w1", "one", spec, peer.identity, tmp_path / "output", now, lease, RUNNING)
+        message = member_recovery._interruption("remap", [one], None).message
+    assert message == f"the worker restarted during the remap: now workload one is RUNNING on {OTHER_GPU}"
+
+
+async def test_a_settled_command_is_named_in_the_log_and_has_no_duration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "journal.sqlite3"
+    async with open_journal(path) as journal:
+        leave_halfway(journal, of_image(tmp_path, SUSPENDING), "c1", "image")
+    updates: list[CommandUpdate] = []
+    caplog.handler.addFilter(ContextFilter())
+    async with recovered(path, updates.append) as (_, journal):
+        await journal.wait_settled()
+    assert updates[-1].HasField("result")
+    assert not updates[-1].result.HasField("duration"), "the command began in an earlier process"
+    (ended,) = [each for each in caplog.records if hasattr(each, "outcome")]
+    assert ended.__dict__["names"] == {"epoch": "1", "command": "c1", "workload": "w1"}
+    assert not hasattr(ended, "duration_s")
+    assert ended.message.startswith("suspend FAILED: the worker restarted")
 
 
 @pytest.mark.parametrize("ends_by", ["the undo", "a reboot"])

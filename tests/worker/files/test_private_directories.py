@@ -145,6 +145,15 @@ def test_an_image_directory_that_does_not_answer_is_told_at_the_start(tmp_path: 
         daemon._require_image_directory(volume / "images", within_s=0.2)
 
 
+def test_an_image_directory_that_is_a_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.touch()
+    with pytest.raises(StartError, match=r"images is not a directory: .* the setting image_dir$"):
+        daemon._require_image_directory(path)
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    daemon._require_image_directory(tmp_path / "link")  # the volume may be mounted later
+
+
 @as_root
 def test_an_image_directory_of_another_user_is_refused_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "images"

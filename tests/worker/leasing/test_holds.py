@@ -306,6 +306,8 @@ def test_a_hold_comes_back_with_its_remaining_time(host: Host) -> None:
     aged = replace(hold, create_time=now - timedelta(seconds=50), expire_time=now + timedelta(seconds=10))
     host.pool.holds.adopt(aged)
     assert states(host.pool) == [RESERVED, RESERVED]
+    since = {slot.since for slot in host.pool.slots.snapshot().slots}
+    assert since == {aged.create_time}, "the GPUs were held before the worker's start"
     assert not list(hold_violations(host.pool))
     host.pass_s(9)
     assert states(host.pool) == [RESERVED, RESERVED]

@@ -174,6 +174,10 @@ def _require_own_images(path: Path) -> None:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
     except OSError as error:  # the volume may be mounted later
+        if path.exists() and not path.is_dir():
+            raise StartError(
+                f"the image directory {path} is not a directory: give another with the setting image_dir"
+            ) from error
         logger.warning("the image directory %s can't be checked: %s", path, error.strerror)
 
 

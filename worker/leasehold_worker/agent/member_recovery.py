@@ -374,8 +374,15 @@ def _is_at(outcome: MemberOutcome, pairs: tuple[GpuPair, ...]) -> bool:
 
 
 def _interruption(kind: str, workloads: Sequence[Workload], problem: OperationError | None) -> OperationError:
-    found = "; ".join(f"workload {workload.name} is {state_text(workload.state)}" for workload in workloads)
+    found = "; ".join(_found(kind, workload) for workload in workloads)
     why = f" ({problem.message})" if problem else ""
     return OperationError(
         errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the {kind}: now {found}{why}"
     )
+
+
+def _found(kind: str, workload: Workload) -> str:
+    """The state of a workload, and after a remap the GPUs on which it runs."""
+    is_placed = kind == "remap" and workload.state == WORKLOAD_RUNNING
+    places = f" on {', '.join(workload.gpu_uuids)}" if is_placed else ""
+    return f"workload {workload.name} is {state_text(workload.state)}{places}"

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Final, final
@@ -218,7 +219,9 @@ class Commands:
         )
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
-        self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)
+        with self._log_context(entry):
+            # The command began in an earlier process, so its duration is unknown.
+            self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, None)
 
     def _refusal(self, command: CommandSpec) -> OperationError | None:
         if self._closed and not is_local(command.command_id):
@@ -302,18 +305,19 @@ class Commands:
 
     async def _execute(self, execution: Execution) -> None:
         entry = execution.entry
-        workloads = ",".join(workload_ids(entry.command))
-        session = self._session_id if entry.epoch else ""
-        with log_context(
-            session=session,
-            epoch=str(entry.epoch or ""),
-            command=entry.command_id,
-            workload=workloads,
-            trace=tracing.trace_id(entry.command.trace_parent),
-        ):
+        with self._log_context(entry):
             verb = verb_of(entry.command)
             logger.info("%s begins%s", verb, _for_whom(entry.command), extra={"verb": verb})
             await self._perform_and_finish(execution)
+
+    def _log_context(self, entry: Entry) -> AbstractContextManager[None]:
+        return log_context(
+            session=self._session_id if entry.epoch else "",
+            epoch=str(entry.epoch or ""),
+            command=entry.command_id,
+            workload=",".join(workload_ids(entry.command)),
+            trace=tracing.trace_id(entry.command.trace_parent),
+        )
 
     async def _perform_and_finish(self, execution: Execution) -> None:
         command = execution.entry.command
@@ -361,7 +365,7 @@ class Commands:
         state: CommandState.ValueType,
         error: OperationError | None,
         progress: Progress,
-        duration_s: float,
+        duration_s: float | None,
     ) -> None:
         update = CommandUpdate(
             command_id=command.command_id,
@@ -372,15 +376,15 @@ class Commands:
         )
         logger.log(
             logging.WARNING if state == FAILED else logging.INFO,
-            "%s %s after %.3f s%s",
+            "%s %s%s%s",
             verb_of(command),
             outcome_name(state),
-            duration_s,
+            "" if duration_s is None else f" after {duration_s:.3f} s",
             f": {error.message}" if error else "",
             extra={
                 "verb": verb_of(command),
                 "outcome": outcome_name(state),
-                "duration_s": round(duration_s, 6),
+                **({} if duration_s is None else {"duration_s": round(duration_s, 6)}),
                 **({"reason": reason_name(error)} if error else {}),
             },
         )

@@ -19,9 +19,9 @@ MESSAGE_LIMIT: Final = 1024
 
 
 def result_message(
-    progress: Progress, duration_s: float, driver_version: str | None
+    progress: Progress, duration_s: float | None, driver_version: str | None
 ) -> command_pb2.CommandResult:
-    """The result of a command."""
+    """The result of a command. A duration of None is unknown."""
     return command_pb2.CommandResult(
         already_there=progress.already_there,
         members=[_outcome(workload_id, outcome) for workload_id, outcome in progress.outcomes],
@@ -29,7 +29,7 @@ def result_message(
         released_gpu_uuids=progress.released_gpu_uuids,
         claimed_gpu_uuids=progress.claimed_gpu_uuids,
         driver_version=driver_version,
-        duration=duration(duration_s),
+        duration=None if duration_s is None else duration(duration_s),
         warnings=progress.warnings,
         phases=[
             command_pb2.PhaseTiming(

@@ -266,7 +266,8 @@ class Holds:
         left_s = (hold.expire_time - datetime.now(UTC)).total_seconds()
         self._deadlines[hold.hold_id] = self._clock() + min(max(0.0, left_s), whole_s)
         unleased = self._slots.unleased()
-        self._put(hold, [gpu_uuid for gpu_uuid in hold.gpu_uuids if gpu_uuid in unleased])
+        mine = [gpu_uuid for gpu_uuid in hold.gpu_uuids if gpu_uuid in unleased]
+        self._put(hold, mine, since=hold.create_time)
 
     def expire(self) -> None:
         """Ends the holds whose time is over, unless operations take them."""
@@ -292,11 +293,11 @@ class Holds:
         expire_time = now + timedelta(seconds=terms.hold_s)
         return Hold(terms.hold_id, (), (), now, expire_time, terms.held_by)
 
-    def _put(self, hold: Hold, gpu_uuids: Collection[str]) -> None:
+    def _put(self, hold: Hold, gpu_uuids: Collection[str], *, since: datetime | None = None) -> None:
         self._holds[hold.hold_id] = hold
         placeholder = Lease(LeaseId(hold.hold_id), "", hold.gpu_uuids, hold.create_time, 0)
         gpus = {*self._slots_of(hold.hold_id), *gpu_uuids}
-        self._slots.hold(gpus, placeholder, reserved=True, hold=hold)
+        self._slots.hold(gpus, placeholder, reserved=True, hold=hold, since=since)
         self._keep(hold.hold_id, hold)
         self._changed.set()
 

@@ -257,7 +257,7 @@ class CommandResult(_message.Message):
 
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """Duration on the worker."""
+        """Duration on the worker. Absent: unknown, since the worker restarted during the command."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

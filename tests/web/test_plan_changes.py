@@ -220,7 +220,11 @@ def test_a_dialog_that_opens_while_the_view_loads_plans_once_it_is_complete(
         expect(picture).to_have_text("alpha/0→parked")
         page.evaluate("tell", {"changes": [], "state": {}})
         expect(picture).to_have_text("alpha/1→parked")
-        next_request(page, asked).fulfill(json={"plans": [{"steps": ["complete"]}]})
+        next_request(page, asked).fulfill(
+            json={
+                "plans": [{"steps": ["complete"], "estimate": {"duration": 0.6, "basis": "GPU-1: assumed"}}]
+            }
+        )
         expect(page.locator("dialog .plan .steps li")).to_have_text("complete")
         expect(page.locator('dialog button:text-is("Suspend")')).to_be_enabled()
 
@@ -275,3 +279,5 @@ def test_a_dialog_tells_that_a_workload_of_its_plan_has_ended_or_was_deleted(
         fleet.fleet.cli("rm", "workload", "train")
         expect(page.locator("dialog .box.bad")).to_contain_text("no workload has the id or name 'train'")
         expect(suspend).to_be_disabled()
+        estimate = page.locator("dialog .plan .estimate")
+        expect(estimate).to_have_text("Basis of the estimate: GPU-1: assumed.")

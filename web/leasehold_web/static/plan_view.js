@@ -16,6 +16,7 @@ export function planView(plan, verb = "") {
   return h("div", { class: "plan" },
     refusals.length > 0 && h("div", { class: "box bad", role: "alert" }, h("b", {}, "This would be refused"), h("ul", {}, refusals.map((one) => h("li", {}, withNames(one.message))))),
     !refusals.length && h("div", { class: "box good" }, plan.already_there ? "There is nothing to do: it is in this state already." : `The dry run finds no obstacle. It takes ${plan.estimate ? `about ${seconds(plan.estimate.duration ?? 0)}` : "an unknown time"}${moved ? ` for ${bytes(moved)} of ${count(members.length, "process", "processes")}` : ""}.`),
+    !refusals.length && !plan.already_there && plan.estimate?.basis && h("p", { class: "muted estimate" }, `Basis of the estimate: ${withNames(plan.estimate.basis)}.`),
     warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, withNames(one))))),
     (plan.steps ?? []).length > 0 && h("div", {}, h("h3", {}, "Steps"), h("ol", { class: "steps" }, plan.steps.map((one) => h("li", {}, one)))),
     memory(plan, verb === "restore"),

@@ -1,5 +1,6 @@
 """Open dialogs with a plan, after changes of what the plan depends on."""
 
+import itertools
 import re
 from typing import Final
 
@@ -154,20 +155,27 @@ def test_an_equal_plan_after_a_loss_of_contact_is_told_as_no_change(
     browser: Browser, web_fleet: WebFleet
 ) -> None:
     asked: list[Route] = []
+    free = itertools.count(100)  # measured anew for each plan
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
+
+        def answer(step: str) -> None:
+            check = {"name": "host memory", "result": "PASSED", "detail": f"{next(free)} B available"}
+            tier = {"tier": "HOST", "needed_bytes": 9, "available_bytes": next(free)}
+            plan = {"steps": [step], "checks": [check], "tiers": [tier]}
+            next_request(page, asked).fulfill(json={"plans": [plan]})
 
         def change(state: str, step: str) -> None:
             worker = {"worker_id": "worker-a", "name": "alpha", "state": state}
             page.evaluate("tell", {"changes": [["worker", "worker-a", worker]], "state": {}})
             expect(told).to_have_text(PLANNED_AGAIN)
-            next_request(page, asked).fulfill(json={"plans": [{"steps": [step]}]})
+            answer(step)
 
         page.route("**/api/plan", lambda route: asked.append(route))
         begin(page)
         page.evaluate("tell", {"changes": [workload("RUNNING", 1, "GPU-0")], "state": {}})
         page.evaluate(OPEN, "Suspend")
         told = page.locator("dialog footer [role=status]")
-        next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+        answer("first")
         expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
         page.keyboard.press("Shift")
         for state in ("DISCONNECTED", "CONNECTED"):
@@ -175,6 +183,60 @@ def test_an_equal_plan_after_a_loss_of_contact_is_told_as_no_change(
             expect(told).to_have_text("The dry run is complete.")
         change("STALE", "second")
         expect(told).to_have_text(COMPLETE)
+
+
+@pytest.mark.long
+def test_a_restart_of_the_coordinator_is_no_change_and_keeps_the_safe_repetition(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    asked: list[Route] = []
+    sent: list[Route] = []
+    running = workload("RUNNING", 1, "GPU-0")
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+
+        def restart(*, is_unanswered: bool = False) -> None:
+            away = ["worker", "worker-a", {"worker_id": "worker-a", "name": "alpha", "state": "DISCONNECTED"}]
+            back = ["worker", "worker-a", {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}]
+            page.evaluate("tell", {"reset": {}, "changes": [away, running], "state": {"is_loading": True}})
+            page.evaluate("() => new Promise(requestAnimationFrame)")
+            expect(picture).to_have_text("alpha/0→parked")
+            page.evaluate("tell", {"changes": [], "state": {}})  # no worker has reported its GPUs
+            next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+            expect(picture).to_have_text("alpha/0→parked")
+            expect(steps).to_have_text("first")
+            if is_unanswered:
+                expect(page.locator("dialog .box.bad")).to_have_count(0)
+                expect(page.locator("dialog .box.warn")).to_contain_text("“Suspend” again is safe")
+            page.evaluate("tell", {"changes": [back, gpu(0), gpu(1)], "state": {}})
+            next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+            expect(told).to_have_text("The dry run is complete.")
+            expect(picture).to_have_text("alpha/0→parked")
+            expect(suspend).to_be_enabled()
+
+        page.route("**/api/plan", lambda route: asked.append(route))
+        page.route("**/api/action", lambda route: sent.append(route))
+        begin(page)
+        page.evaluate("tell", {"changes": [running], "state": {}})
+        page.evaluate(OPEN, "Suspend")
+        picture = page.locator("dialog .move-picture")
+        steps = page.locator("dialog .plan .steps li")
+        told = page.locator("dialog footer [role=status]")
+        suspend = page.locator('dialog button:text-is("Suspend")')
+        next_request(page, asked).fulfill(json={"plans": [{"steps": ["first"]}]})
+        page.keyboard.press("Shift")
+        expect(suspend).to_be_enabled()
+        restart()
+        suspend.click()
+        first = next_request(page, sent)
+        first.abort()
+        expect(page.locator("dialog .box.bad")).to_contain_text("“Suspend” again is safe")
+        restart(is_unanswered=True)
+        suspend.click()
+        again = next_request(page, sent)
+        assert again.request.post_data_json == first.request.post_data_json
+        again.fulfill(status=409, json={"reason": "BUSY", "message": "command c-1 has not ended"})
+        expect(page.locator("dialog .box.bad")).to_contain_text("c-1 has not ended")
+        expect(page.locator("dialog .box.warn")).to_have_count(0)
 
 
 @pytest.mark.long
@@ -212,6 +274,7 @@ def test_a_dialog_that_opens_while_the_view_loads_plans_once_it_is_complete(
         page.evaluate("tell", {"changes": [workload("RUNNING", 1, "GPU-0")], "state": {"is_loading": True}})
         page.evaluate(OPEN, "Suspend")
         next_request(page, asked).fulfill(json={"plans": [{"steps": ["early"]}]})
+        expect(page.locator("dialog .plan .steps li")).to_have_text("early")
         picture = page.locator("dialog .move-picture")
         expect(picture).to_have_text("alpha/0→parked")
         page.evaluate("tell", {"changes": [workload("RUNNING", 2, "GPU-1")], "state": {"is_loading": True}})
@@ -220,8 +283,14 @@ def test_a_dialog_that_opens_while_the_view_loads_plans_once_it_is_complete(
         expect(picture).to_have_text("alpha/0→parked")
         page.evaluate("tell", {"changes": [], "state": {}})
         expect(picture).to_have_text("alpha/1→parked")
-        next_request(page, asked).fulfill(json={"plans": [{"steps": ["complete"]}]})
+        next_request(page, asked).fulfill(
+            json={
+                "plans": [{"steps": ["complete"], "estimate": {"duration": 0.6, "basis": "GPU-1: assumed"}}]
+            }
+        )
         expect(page.locator("dialog .plan .steps li")).to_have_text("complete")
+        estimate = page.locator("dialog .plan .estimate")
+        expect(estimate).to_have_text("Basis of the estimate: GPU-1: assumed.")
         expect(page.locator('dialog button:text-is("Suspend")')).to_be_enabled()
 
 

@@ -312,6 +312,8 @@ def test_a_time_that_rests_learns_the_ends_of_its_leases(browser: Browser, fleet
         expect(row.locator("td").nth(4)).to_have_text("now")
         fleet.fleet.cli("suspend", "train")
         expect(row.locator("td").nth(4)).to_have_text(re.compile("[0-9]+:[0-9]+"))
+        page.fill("input[type=search]", "zzz")
+        expect(page.locator("main .page")).to_have_text(re.compile("^No span from .* matches the filter\\.$"))
         expect(page.locator('button:text-is("Follow now")')).to_be_visible()  # it rests
 
 

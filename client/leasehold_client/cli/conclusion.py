@@ -13,10 +13,12 @@ from leasehold_client.arguments.gpu_names import gpu_places, with_places
 from leasehold_client.cli.command_waits import Stop, about, attempts, leave, remainder, wait_for_all
 from leasehold_client.cli.exit_codes import (
     EXIT_FAILED,
+    EXIT_USAGE,
     EXIT_WAIT_TIMEOUT,
     echo_failure,
     error_line,
     interrupted,
+    is_usage,
 )
 from leasehold_client.cli.lookups import gpus_if_known, preempted_if_known, with_short_names
 from leasehold_client.cli.verb import CommandOptions
@@ -96,8 +98,9 @@ def conclude_all(
 ) -> None:
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
-    Exits with 1 if any command is refused or fails, else with 4 if the wait for any command timed out. Ctrl-C
-    and an outage end it: the outcomes so far are printed, and the open commands are named.
+    Exits with 2 if all failures are usage errors, with 4 if in all of them the wait timed out, else with 1 if
+    any command is refused or fails. Ctrl-C and an outage end it: the outcomes so far are printed, and the
+    open commands are named.
 
     Args:
         client: The client.
@@ -159,6 +162,8 @@ def conclude_all(
         message = with_short_names(client, refusal.message) if has_answer else refusal.message
         echo_error(error_line(message, refusal.reason))
     leave(stop, commands, unasked)
+    if errors and not has_failed and all(is_usage(refusal) for refusal in errors):
+        sys.exit(EXIT_USAGE)
     if has_failed or not all(isinstance(refusal, WaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:

@@ -21,6 +21,12 @@ EXIT_INTERRUPTED: Final = 130
 """A shell reports this code for a program that SIGINT ended."""
 
 
+def is_usage(error: LeaseholdError) -> bool:
+    """Whether an error is a usage error, also by the coordinator (INVALID_ARGUMENT)."""
+    is_refused = error.code is not None and error.code.name == "INVALID_ARGUMENT"
+    return is_refused or isinstance(error, UsageError)
+
+
 def fail(error: LeaseholdError) -> NoReturn:
     """Prints an error as one line and exits with the code of its type."""
     echo_error(error_line(error.message, error.reason))
@@ -29,9 +35,7 @@ def fail(error: LeaseholdError) -> NoReturn:
             sys.exit(EXIT_NO_COORDINATOR)
         case WaitTimeoutError():
             sys.exit(EXIT_WAIT_TIMEOUT)
-        case UsageError():
-            sys.exit(EXIT_USAGE)
-        case LeaseholdError(code=code) if code is not None and code.name == "INVALID_ARGUMENT":
+        case _ if is_usage(error):
             sys.exit(EXIT_USAGE)
         case _:
             sys.exit(EXIT_FAILED)

@@ -236,6 +236,12 @@ class LocalWorker:
         call = cast("grpc.Call", error)
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED or _SILENT in (call.details() or ""):
             return self.silent(call.code())
+        if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return LeaseholdError(
+                f"another service answers at {self.path} ({call.details()}): give the socket of the worker, "
+                "not that of the coordinator; or start a worker of this version, if that one is older",
+                code=call.code(),
+            )
         problem = self._problem(call.details() or "")
         return NoWorkerError(
             f"no worker answers at {self.path} ({problem}): start `leasehold worker`, or name its socket "

@@ -102,6 +102,7 @@ class ConfirmDialog(_TextScreen):
     Args:
         action: The operation.
         model: The fleet, for names.
+        tell: Shows a message below the lists, after the dialog was closed before the answer.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -110,10 +111,11 @@ class ConfirmDialog(_TextScreen):
         Binding("escape,n,q", "close"),
     ]
 
-    def __init__(self, action: Action, model: FleetModel) -> None:
+    def __init__(self, action: Action, model: FleetModel, tell: Callable[[str], None]) -> None:
         super().__init__(f"{action.verb} {action.about}")
         self._action = action
         self._model = model
+        self._tell = tell
         self._effect = ""
         self._may_confirm = False
         self._is_asking = False
@@ -183,7 +185,7 @@ class ConfirmDialog(_TextScreen):
         if self._may_confirm and not self._update_effect():
             self._may_confirm = False
             self._is_asking = True
-            self.write(["asking the coordinator …"], "please wait")
+            self.write(["asking the coordinator …"], "Esc close: the command may be stored")
             self.run_worker(self._execute(), exit_on_error=True)
 
     async def _execute(self) -> None:
@@ -193,12 +195,16 @@ class ConfirmDialog(_TextScreen):
             self._is_asking = False
             self._refuse(error)
         else:
-            self.dismiss(command)
+            if self._is_asking:  # or else the dialog is closed
+                self.dismiss(command)
 
     def action_close(self) -> None:
-        """Closes the dialog, unless the coordinator is about to answer: the command may be stored."""
-        if not self._is_asking:
-            self.dismiss(None)
+        """Closes the dialog. Before the answer of the coordinator, this cancels the call."""
+        if self._is_asking:
+            self._is_asking = False
+            about = f"{self._action.verb} {self._action.about}"
+            self._tell(f"{about}: closed before the answer. The command may have been stored: see Commands")
+        self.dismiss(None)
 
 
 @final
@@ -219,13 +225,19 @@ class ReasonDialog(ModalScreen[str | None]):
         """The parts of the dialog."""
         with Vertical(classes="dialog"):
             yield Static(safe_text(f"cordon {one_line(self._about)}"), classes="dialog-title", markup=False)
-            yield Input(placeholder="reason, which lists and refusals show", max_length=REASON_LIMIT)
+            yield Input(placeholder="reason, which lists and refusals show")
             yield Static("Enter continue   Esc leave as it is", classes="dialog-keys", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Takes a reason that is not empty. A second Enter, before the dialog has gone, changes nothing."""
+        """Takes a reason that is neither empty nor too long.
+
+        A second Enter, before the dialog has gone, changes nothing.
+        """
         text = one_line(event.value)
-        if text and self.is_current:  # textual would close the screen below
+        if len(text) > REASON_LIMIT:
+            problem = f"the reason has {len(text)} characters: give at most {REASON_LIMIT}"
+            self.query_one(".dialog-keys", Static).update(f"{problem}   Esc leave as it is")
+        elif text and self.is_current:  # textual would close the screen below
             self.dismiss(text)
 
     def action_close(self) -> None:

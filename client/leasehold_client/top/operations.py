@@ -185,7 +185,7 @@ class Operations:
     def _confirm(self, action: Action) -> None:
         """Shows the plan of an operation and asks, if the role permits the operation."""
         if self._may(action.verb, action.role):
-            self._app.push_screen(ConfirmDialog(action, self._model), self._begun)
+            self._app.push_screen(ConfirmDialog(action, self._model, self._tell), self._begun)
 
     def _begun(self, command: Command | None) -> None:
         """Shows a command that was stored."""

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop
 from typing import Final
 
-from leasehold.v1 import lease_pb2
+from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
@@ -14,6 +14,7 @@ from leasehold_coordinator.core.client_views import gpu_slots
 from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import named_gpus
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, least_gpus
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
@@ -39,11 +40,17 @@ def place(
     spec = request.spec
     named_uuids = request.gpu_uuids or spec.resources.gpu_uuids
     if request.worker:
-        wanted: Iterable[KnownWorker] = [fleet.registry.find(request.worker)]
-        fleet.contact(fleet.registry.find(request.worker).hello.worker_id)
+        named = fleet.registry.find(request.worker)
+        fleet.contact(named.hello.worker_id)
+        _check_owners(fleet, named, request.gpu_uuids)
+        wanted: Iterable[KnownWorker] = [named]
     elif named_uuids:
-        owners = (fleet.registry.owner(uuid) for uuid in named_uuids)
-        wanted = {known.hello.worker_id: known for known in owners if known is not None}.values()
+        found = (fleet.registry.owner(uuid) for uuid in named_uuids)
+        owners = {known.hello.worker_id: known for known in found if known is not None}
+        away = [worker_id for worker_id in owners if not fleet.is_in_contact(worker_id)]
+        if away and (request.gpu_uuids or len(away) == len(owners)):
+            fleet.contact(away[0])
+        wanted = owners.values()
     else:
         wanted = _most_open_first(fleet)
     wanted = (
@@ -56,6 +63,23 @@ def place(
         return check_named_gpus(candidates, list(request.gpu_uuids), spec.resources)
     others: list[Shortage] = []
     return choose_worker(_described(fleet, wanted, spec, others), spec.resources, others)
+
+
+def _check_owners(fleet: FleetReader, named: KnownWorker, gpu_uuids: Iterable[str]) -> None:
+    """Checks that no other worker has one of the named GPUs.
+
+    Raises:
+        FleetError: UNKNOWN_GPU.
+    """
+    for uuid in gpu_uuids:
+        owner = fleet.registry.owner(uuid)
+        if owner is not None and owner is not named:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                f"{uuid} belongs to worker {owner.hello.name}, and the request names worker "
+                f"{named.hello.name}: name GPUs of that worker, or leave out the worker",
+                field="gpu_uuids",
+            )
 
 
 def _described(

@@ -140,8 +140,7 @@ def check_named_gpus(
     known = {uuid for candidate in candidates for uuid in candidate.gpus}
     unknown = [uuid for uuid in gpu_uuids if uuid not in known]
     message = (
-        f"no connected worker has {unknown[0]}, or the request names another worker: `leasehold get gpus` "
-        "lists the GPUs of each"
+        f"no connected worker has {unknown[0]}: `leasehold get gpus` lists the GPUs of each"
         if unknown
         else "the named GPUs are on several workers: name GPUs of one worker"
     )

@@ -170,6 +170,20 @@ def test_one_that_is_refused_holds_up_no_other(leasehold: CommandLine, fleet: Sc
     assert (alone.code, alone.stdout) == (1, "")
 
 
+@pytest.mark.parametrize(("reason", "code"), [("INVALID_ARGUMENT", 2), ("WORKER_UNAVAILABLE", 1)])
+def test_the_code_is_2_if_each_refusal_is_a_usage_error(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, reason: str, code: int
+) -> None:
+    usage = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", "reason has 300 bytes: give at most 256")
+    other = (grpc.StatusCode.UNAVAILABLE, reason, "worker alpha is LOST")
+    fleet.answers["Cordon"] = lambda request, context: refuse(
+        context, *(other if request.worker == "w-1" and reason != "INVALID_ARGUMENT" else usage)
+    )
+    assert leasehold("cordon", "alpha", "beta", "--reason", "x").code == code
+    assert leasehold("cordon", "--all", "--reason", "x").code == code
+    assert leasehold("cordon", "beta", "--reason", "x").code == 2
+
+
 def test_one_command_is_one_document(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     done = leasehold("cordon", "alpha", "--reason", "x", "-o", "json")
     assert json.loads(done.stdout)["command_id"] == "c-w-1"

@@ -144,6 +144,20 @@ def test_a_socket_at_which_nothing_listens_is_told() -> None:
     assert error.value.message.startswith(f"no worker answers at {path} (nothing listens there): start ")
 
 
+def test_a_socket_of_another_service_is_told() -> None:
+    with TemporaryDirectory(dir="/tmp") as folder, ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        path = Path(folder) / "coordinator.sock"
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        with LocalWorker(path) as local, pytest.raises(LeaseholdError) as error:
+            local.list()
+        server.stop(None).wait()
+    assert not isinstance(error.value, NoWorkerError)
+    told = f"another service answers at {path} (Method not found!): give the socket of the worker, "
+    assert error.value.message.startswith(told)
+
+
 def test_an_empty_or_too_long_path_is_refused() -> None:
     with pytest.raises(UsageError, match="the path of the worker's socket is empty"):
         LocalWorker("")

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -318,6 +319,45 @@ def test_moves_that_can_not_be_are_explained(fleet: ScriptedFleet) -> None:
         await page.press("down", "m", "enter")
         await page.shows("one is on alpha/0 already")
         assert not fleet.scripted.asked(workload_service_pb2.PlanRequest)
+
+    play(fleet, steps)
+
+
+@pytest.mark.long
+def test_a_dialog_can_be_closed_before_the_answer(fleet: ScriptedFleet) -> None:
+    is_over = threading.Event()
+
+    def answer_late(request: Any, context: grpc.ServicerContext) -> workload_service_pb2.StopWorkloadResponse:
+        is_over.wait(60)
+        return workload_service_pb2.StopWorkloadResponse(command=command("c-9"))
+
+    fleet.scripted.answers["StopWorkload"] = answer_late
+
+    async def steps(page: Page) -> None:
+        await page.press("down", "x")
+        await page.shows("y stop")
+        await page.press("y")
+        await page.shows("asking the coordinator", "Esc close: the command may be stored")
+        await page.press("escape")
+        await page.shows("closed before the answer. The command may have been stored")
+        assert "asking the coordinator" not in page.text()
+
+    try:
+        play(fleet, steps, width=120)
+    finally:
+        is_over.set()
+
+
+@pytest.mark.long
+def test_a_reason_that_is_too_long_is_refused(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.press("c")
+        await page.shows("cordon alpha", "Enter continue")
+        await page.type("x" * 257)
+        await page.press("enter")
+        await page.shows("the reason has 257 characters: give at most 256")
+        await page.press("backspace", "enter")
+        await page.shows("worker alpha accepts no new work:", "y cordon")
 
     play(fleet, steps)
 

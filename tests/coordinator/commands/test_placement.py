@@ -127,3 +127,32 @@ def test_named_gpus_lead_to_their_workers_alone(tmp_path: Path, monkeypatch: pyt
         assert (error.reason, described) == (errors_pb2.ERROR_REASON_UNKNOWN_GPU, 0)
 
     on_bench(tmp_path, scenario)
+
+
+def test_the_worker_of_a_named_gpu_is_told_if_it_is_out_of_contact(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for number in range(3):
+            add_worker(bench, number, [FREE], "H100")
+        del bench.fleet.sessions["worker-001"]
+        away, other, known = CreateWorkloadRequest(), CreateWorkloadRequest(), CreateWorkloadRequest()
+        away.gpu_uuids.append("GPU-001-0")
+        other.CopyFrom(away)
+        other.worker = "n000"
+        known.spec.resources.gpu_uuids.append("GPU-001-0")
+        for request, reason, message in (
+            (away, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "^worker n001 is "),
+            (known, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "^worker n001 is "),
+            (
+                other,
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                "^GPU-001-0 belongs to worker n001, and the request names worker n000: ",
+            ),
+        ):
+            with pytest.raises(FleetError, match=message) as error:
+                place(bench.fleet.reader, request)
+            assert error.value.reason == reason
+        known.spec.resources.gpu_uuids.append("GPU-002-0")
+        known.spec.resources.gpu_count = 1
+        assert place(bench.fleet.reader, known).name == "n002"
+
+    on_bench(tmp_path, scenario)

@@ -3,8 +3,9 @@ import { commandView } from "/static/command_view.js";
 import { ask, h, keepFocus, replace, requestId, setText } from "/static/dom.js";
 import { DryRun } from "/static/dry_run.js";
 import { latestEntries } from "/static/latest_entries.js";
-import { live, onChange, readSession, withNames } from "/static/live.js";
+import { awaitsNames, live, onChange, readSession, withNames } from "/static/live.js";
 import { basisOf } from "/static/plan_basis.js";
+import { lastingText } from "/static/plan_view.js";
 import { CONCLUDED, count, operationOf, outcomeOf } from "/static/words.js";
 
 const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
@@ -54,6 +55,8 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   let endChanges = null;
   let isSending = false;
   let isRefusedForNow = false; // whether a refusal is shown that another state may end
+  let isUnanswered = false; // whether a request was sent whose answer never came
+  let isBack = false; // whether the contact has returned since
   let isTouched = false; // whether the user has pressed a key or a pointer in the dialog, or has scrolled it
   let hasChanged = false; // whether the dialog has shown something else than before
   let shownPlans = null; // the text of the last complete dry run
@@ -77,6 +80,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   });
   const pictureBox = h("div", { class: "picture" });
   const effectList = h("ul", { class: "steps" });
+  const storedBox = h("div", {}); // that an earlier request may have been stored
   const planBox = h("div", {});
   const latest = subjects && latestEntries(subjects.kind, subjects.entries, redraw);
   const subjectsNow = () => (subjects?.entries ?? []).map((one) => latest.of(one[`${subjects.kind}_id`]));
@@ -92,13 +96,16 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
   let basis = live.isLoading ? null : basisNow(); // what the content of the dialog depends on. null: not known yet
   if (subjects || typeof effects === "function") {
     // A change of a workload or GPU is also one of its worker.
-    const endWorkers = onChange((changes) => (changes.has("worker") || changes.has("state")) && redraw());
+    const endWorkers = onChange((changes) => {
+      isBack ||= isUnanswered && changes.has("gap");
+      if (["worker", "state", "gap"].some((kind) => changes.has(kind))) redraw();
+    });
     endChanges = () => {
       endWorkers();
       latest?.end();
     };
   }
-  replace(body, pictureBox, effectList, extra, planBox);
+  replace(body, pictureBox, effectList, extra, storedBox, planBox);
   let dryRun = newDryRun();
 
   function newDryRun() {
@@ -106,10 +113,10 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       signal: aborted.signal,
       onPlan: drawPicture,
       onEnd: (isPossible, failed) => {
-        yes.disabled = needsPlan && !isPossible;
+        yes.disabled = needsPlan && !isPossible && !isUnanswered; // the repetition is safe whatever the plan says
         if (failed === undefined) return;
-        if (!failed) {
-          const shown = textOf(pictureBox, planBox);
+        if (!failed && !awaitsNames()) {
+          const shown = `${pictureBox.textContent}\n${lastingText(planBox)}`;
           hasChanged ||= shownPlans !== null && shown !== shownPlans;
           shownPlans = shown;
         }
@@ -133,6 +140,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       notice(h("b", {}, titleNow()), `: ${withNames(error.message)}. `, ...more);
       return;
     }
+    replace(storedBox);
     replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
     yes.disabled = true;
   }
@@ -144,16 +152,22 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     drawEffects();
     const before = basis;
     basis = basisNow();
-    if (basis === before) return false;
+    const isAskedAgain = isBack && !isSending;
+    if (basis === before && !isAskedAgain) return false;
     drawPicture();
     const former = shownBefore;
     shownBefore = textOf(pictureBox, effectList);
     if (isSending) return true;
+    const hadFocus = document.activeElement;
+    if (isAskedAgain) {
+      isBack = false;
+      forgetRefusal();
+      replace(storedBox, h("div", { class: "box warn", role: "status" }, mayBeStored(), again));
+    }
     if (before !== null) {
       hasChanged ||= shownBefore !== former;
-      setText(told, hasChanged ? CHANGED_VIEW : PLANNED_AGAIN);
+      setText(told, hasChanged ? CHANGED_VIEW : aborted.signal.aborted ? "" : PLANNED_AGAIN);
     }
-    const hadFocus = document.activeElement;
     if (isRefusedForNow && !isSenseless?.(...subjectsNow())) {
       forgetRefusal(); // a change may have ended its reason
       yes.disabled = false;
@@ -197,7 +211,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     // The page shows a change one frame late.
     if (redraw() || yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
-    isRefusedForNow = false;
+    isRefusedForNow = isUnanswered = isBack = false;
     aborted.abort(); // plans that lack are not waited for
     const sent = typeof action === "function" ? action() : action;
     const sentId = id;
@@ -220,6 +234,7 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       isRefusedForNow = isCertain && error.reason !== "INVALID_ARGUMENT";
       const isOutdated = dialog.isConnected && isRefusedForNow && needsPlan; // the state has changed since the plan
       const more = isOutdated ? [h("button", { type: "button", onclick: askAgain }, "Ask again")] : [];
+      isUnanswered = isUncertain;
       refuse(error, ...(isUncertain ? [...mayBeStored(), again] : more));
       const hadFocus = document.activeElement === yes || document.activeElement === document.body;
       yes.disabled = isCertain && (isOutdated || !error.isTransient);

@@ -34,6 +34,7 @@ const listeners = new Set();
 let reads = 0; // of the session
 let reading = 0; // reads under way
 let latestRead = 0; // the number of the latest read that was answered
+const places = new Map(); // the host and slot of each GPU, also of those that are no longer reported
 const ended = new Set(); // the ids of ended workloads, the first that ended first
 let changed = new Map();
 let isScheduled = false;
@@ -245,6 +246,7 @@ function put(kind, id, row) {
   if (row && kind === "workload") learnName(id, row.name);
   if (row && kind === "event") learnName(row.workload_id, row.workload_name);
   if (row && kind === "command") learnFromCommand(row);
+  if (row && kind === "gpu") places.set(id, { worker_id: row.worker_id, slot: row.slot });
   if (kind === "gpu") index(live.gpusOf, before, row, id, (one) => live.gpus.get(one).slot);
   if (kind === "workload") index(live.workloadsOf, before, row, id, null);
   if (kind === "event" && map.size > KEPT) map.delete(map.keys().next().value);
@@ -343,9 +345,10 @@ export function targetOf(command) {
   return workloadsOf(command).map(workloadName).join(", ") || gpusOf(command).map(placeOf).join(", ") || workerName(command.worker_id);
 }
 
-// HOST/SLOT of a GPU, as the command line writes it.
+// HOST/SLOT of a GPU, as the command line writes it. A GPU that the coordinator does not report, such as after its
+// restart, keeps its place while its host exists.
 export function placeOf(uuid) {
-  const gpu = live.gpus.get(uuid);
-  if (!gpu) return awaitsNames() ? COMING : uuid;
+  const gpu = live.gpus.get(uuid) ?? places.get(uuid);
+  if (!gpu || (!live.gpus.has(uuid) && !live.workers.has(gpu.worker_id))) return awaitsNames() ? COMING : uuid;
   return `${workerName(gpu.worker_id)}/${gpu.slot ?? 0}`;
 }

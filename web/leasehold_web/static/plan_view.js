@@ -16,14 +16,25 @@ export function planView(plan, verb = "") {
   return h("div", { class: "plan" },
     refusals.length > 0 && h("div", { class: "box bad", role: "alert" }, h("b", {}, "This would be refused"), h("ul", {}, refusals.map((one) => h("li", {}, withNames(one.message))))),
     !refusals.length && h("div", { class: "box good" }, plan.already_there ? "There is nothing to do: it is in this state already." : `The dry run finds no obstacle. It takes ${plan.estimate ? `about ${seconds(plan.estimate.duration ?? 0)}` : "an unknown time"}${moved ? ` for ${bytes(moved)} of ${count(members.length, "process", "processes")}` : ""}.`),
+    !refusals.length && !plan.already_there && plan.estimate?.basis && h("p", { class: "muted estimate" }, `Basis of the estimate: ${withNames(plan.estimate.basis)}.`),
     warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, withNames(one))))),
     (plan.steps ?? []).length > 0 && h("div", {}, h("h3", {}, "Steps"), h("ol", { class: "steps" }, plan.steps.map((one) => h("li", {}, one)))),
     memory(plan, verb === "restore"),
-    (plan.destinations ?? []).length > 0 && h("div", {}, h("h3", {}, "GPUs"), table(["GPU", "Needed", "Will be free"], plan.destinations.map((one) => [placeOf(one.gpu_uuid), bytes(one.needed_bytes), bytes(one.free_bytes)]))),
+    (plan.destinations ?? []).length > 0 && h("div", {}, h("h3", {}, "GPUs"), table(["GPU", "Needed", "Will be free"], plan.destinations.map((one) => [placeOf(one.gpu_uuid), bytes(one.needed_bytes), measured("span", bytes(one.free_bytes))]))),
     members.length > 0 && h("details", {}, h("summary", {}, count(members.length, "CUDA process", "CUDA processes")),
       table(["Process", "Workload", "State", "Device memory"], members.map(({ member = {}, workload_id }) => [String(member.pid ?? UNKNOWN), workloadName(workload_id), lower(member.state), bytes(Object.values(member.device_memory_bytes ?? {}).reduce((a, b) => a + b, 0))]))),
     (plan.checks ?? []).length > 0 && h("details", {}, h("summary", {}, count(plan.checks.length, "check")),
-      h("ul", { class: "capabilities" }, plan.checks.map((one) => h("li", {}, glyph(RESULTS[one.result] ?? "UNKNOWN"), h("div", {}, `${one.name}: ${lower(one.result)}`, one.detail && h("p", {}, one.detail)))))));
+      h("ul", { class: "capabilities" }, plan.checks.map((one) => h("li", {}, glyph(RESULTS[one.result] ?? "UNKNOWN"), h("div", {}, `${one.name}: ${lower(one.result)}`, one.detail && measured("p", one.detail)))))));
+}
+
+// A text with measurements, which differ between two plans of the same operation.
+const measured = (tag, text) => h(tag, { class: "measured" }, text);
+
+// The text of plans without measurements. Two plans with the same text do the same.
+export function lastingText(element) {
+  const copy = element.cloneNode(true);
+  for (const one of copy.querySelectorAll(".measured")) one.remove();
+  return copy.textContent;
 }
 
 // The storage tiers of a plan, or its host memory alone.
@@ -34,7 +45,7 @@ export function tiersOf({ tiers = [], host_memory: host }) {
 // The memory of a plan. A restore needs no room in its tiers, which hold the bytes already. It may need host memory, such
 // as for the processes of an image.
 function memory({ tiers = [], host_memory: host }, isRestore) {
-  const limit = (value) => (value === undefined ? NONE : bytes(value));
+  const limit = (value) => (value === undefined ? NONE : measured("span", bytes(value)));
   const needed = ({ tier, needed_bytes: size, available_bytes: available }) => [lower(tier), NONE, bytes(size), limit(available)];
   const held = ({ tier, needed_bytes: size }) => [lower(tier), bytes(size), NONE, NONE];
   const told = tiers.filter(({ tier }) => tier !== "HOST" || !isRestore || !host);

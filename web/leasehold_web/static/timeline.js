@@ -66,7 +66,7 @@ export function show(main) {
 
   function refresh() {
     arrange();
-    if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time));
+    if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time, Boolean(search.value.trim())));
     state.textContent = safe(history.problem) || (history.isCut(time.start) ? "More happened than fits: zoom in." : history.lacksParked ? "More workloads are parked than fit: some parked times are missing." : "");
     refreshTools();
     soon();

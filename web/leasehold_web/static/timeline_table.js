@@ -1,13 +1,15 @@
 // The spans of the timeline as a table.
 import { h } from "/static/dom.js";
+import { awaitsNames } from "/static/live.js";
 import { endOf, lengthOf, nameOf, placeOfSpan } from "/static/timeline_words.js";
 import { count, lower, moment } from "/static/words.js";
 
 const LIMIT = 1000;
 const HEADS = ["GPU", "State", "Workload", "From", "To", "Length"];
 
-export function tableOf({ spans, placed }, { start, end }) {
+export function tableOf({ spans, placed }, { start, end }, isFiltered) {
   const all = spans.filter((one) => placed.has(one.gpu_uuid)).sort((a, b) => b.begin_time - a.begin_time);
+  if (isFiltered && !all.length) return [h("p", { class: "muted" }, `No span from ${moment(start)} to ${moment(end)} matches the filter${awaitsNames() ? " yet" : ""}.`)];
   const order = all.length > LIMIT ? `of which the latest ${LIMIT.toLocaleString("en")} are shown` : "the latest first";
   return [h("p", { class: "muted" }, `${count(all.length, "span")} from ${moment(start)} to ${moment(end)}, ${order}.`),
     h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Spans" }, h("table", {}, h("thead", {}, h("tr", {}, HEADS.map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, all.slice(0, LIMIT).map(row))))];

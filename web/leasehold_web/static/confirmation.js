@@ -164,13 +164,13 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
       forgetRefusal();
       replace(storedBox, h("div", { class: "box warn", role: "status" }, mayBeStored(), again));
     }
-    if (before !== null) {
-      hasChanged ||= shownBefore !== former;
-      setText(told, hasChanged ? CHANGED_VIEW : aborted.signal.aborted ? "" : PLANNED_AGAIN);
-    }
     if (isRefusedForNow && !isSenseless?.(...subjectsNow())) {
       forgetRefusal(); // a change may have ended its reason
       yes.disabled = false;
+    }
+    if (before !== null) {
+      hasChanged ||= shownBefore !== former;
+      setText(told, hasChanged ? CHANGED_VIEW : aborted.signal.aborted ? "" : PLANNED_AGAIN);
     }
     if (needsPlan && !aborted.signal.aborted) yes.disabled = true;
     dryRun.show(plansNow());

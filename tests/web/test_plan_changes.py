@@ -230,6 +230,10 @@ def test_a_restart_of_the_coordinator_is_no_change_and_keeps_the_safe_repetition
         first = next_request(page, sent)
         first.abort()
         expect(page.locator("dialog .box.bad")).to_contain_text("“Suspend” again is safe")
+        page.evaluate("tell", {"changes": [workload("SUSPENDING", 2, "GPU-0")], "state": {}})
+        page.wait_for_timeout(400)
+        expect(told).to_have_text("")  # no plan is asked for
+        assert not asked
         restart(is_unanswered=True)
         suspend.click()
         again = next_request(page, sent)
@@ -309,6 +313,7 @@ def test_a_refused_action_is_planned_again_after_a_change(browser: Browser, web_
         suspend.click()
         expect(page.locator("dialog .box.bad")).to_contain_text("c-1 has not ended. Ask again")
         page.evaluate("tell", {"changes": [workload("RUNNING", 2, "GPU-0")], "state": {}})
+        expect(page.locator("dialog footer [role=status]")).to_have_text(PLANNED_AGAIN)
         next_request(page, asked).fulfill(json={"plans": [{"steps": ["second"]}]})
         expect(page.locator("dialog .plan .steps li")).to_have_text("second")
         expect(page.locator("dialog .box.bad")).to_have_count(0)

@@ -141,10 +141,10 @@ class Border(grpc.aio.ServerInterceptor):
     def _within(self, method: str, handler: Handler) -> Handler:
         """Wraps a handler with the limits, the read timeout and the mapping of errors."""
         if handler.request_streaming:
-            work, parse = _both_ways(handler), handler.request_deserializer
+            work = _both_ways(handler)
         else:
-            work, parse = _one_request(method, handler, self._bounds, self._check_again), _parser(handler)
-        places, streams = self._places(method, handler), handler.response_streaming
+            work = _one_request(method, handler, self._bounds, self._check_again)
+        parse, places, streams = _parser(handler), self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
             acting: Caller | None = None
@@ -279,10 +279,14 @@ def _count_until_end(leave: Callable[[], None]) -> None:
 
 
 async def _admitted(requests: Any, caller: Caller, bounds: CallerBounds) -> AsyncGenerator[object]:
-    """The requests of a stream, each of which counts."""
-    async for request in requests:
+    """The requests of a stream, each of which counts.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, a request can't be parsed.
+    """
+    async for received in requests:
         bounds.admit(caller)
-        yield request
+        yield received.parsed()
 
 
 def _one_request(
@@ -351,10 +355,7 @@ async def _receive(context: Context, bounds: CallerBounds) -> object:
     if not isinstance(received, _Received):
         raise invalid("request", f"no request came: send it within {REQUEST_TIMEOUT_S:g} s")
     bounds.charge(require_caller(), received.size_bytes)
-    request = received.request
-    if request is None:
-        raise invalid("request", "the request can't be parsed: send the request message of this method")
-    return request
+    return received.parsed()
 
 
 class _Received(NamedTuple):
@@ -362,6 +363,16 @@ class _Received(NamedTuple):
 
     request: object
     size_bytes: int
+
+    def parsed(self) -> object:
+        """The request.
+
+        Raises:
+            FleetError: INVALID_ARGUMENT, the request can't be parsed.
+        """
+        if self.request is None:
+            raise invalid("request", "the request can't be parsed: send the request message of this method")
+        return self.request
 
 
 def _parser(handler: Handler) -> Callable[[bytes], _Received]:

@@ -20,6 +20,7 @@ from leasehold_coordinator.core.permitted_fields import (
     WORKLOAD,
     restricted,
 )
+from leasehold_coordinator.core.workload_states import RUNNING
 
 _PUBLIC_EVENTS: Final = (
     event_pb2.EVENT_KIND_WORKER_CONNECTED,
@@ -31,6 +32,8 @@ _PUBLIC_EVENTS: Final = (
     event_pb2.EVENT_KIND_CORDON,
 )
 """Events without a workload whose messages everybody reads."""
+
+_FOR_OWNER: Final = "the owner of the workload and operators can read the details"
 
 _FOR_OPERATORS: Final = "the command concerns workloads of several owners: an operator can read the details"
 
@@ -62,10 +65,14 @@ class OwnerViews:
         return self.owner is None
 
     def workload(self, workload: Workload) -> Workload:
-        """A workload."""
+        """A workload. The reason of an error belongs to the state of a running one."""
         if self.owner in (None, workload.owner):
             return workload
-        return restricted(workload, WORKLOAD)
+        view, status = restricted(workload, WORKLOAD), workload.status
+        if status.state == RUNNING and status.HasField("error"):
+            view.status.error.reason = status.error.reason
+            view.status.error.message = _FOR_OWNER
+        return view
 
     def command(self, command: Command) -> Command:
         """A command. Its owners are those of its workloads, or else its actor."""

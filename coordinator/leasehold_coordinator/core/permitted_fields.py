@@ -63,7 +63,10 @@ WORKLOAD: Final[Rows] = {
     "etag": HIDDEN,
     "owner": SHOWN,
 }
-"""A workload of another owner. Readiness belongs to its state. Lists are sorted by the time of creation."""
+"""A workload of another owner. Readiness belongs to its state. Lists are sorted by the time of creation.
+
+:meth:`.OwnerViews.workload` adds the reason of a running one's error.
+"""
 
 COMMAND: Final[Rows] = {
     "command_id": SHOWN,

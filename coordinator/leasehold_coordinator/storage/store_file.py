@@ -32,6 +32,9 @@ LOG_INTERVAL_S: Final = 10.0
 LOG_WAIT_S: Final = 1.0
 """How long an attempt waits for readers. Writes wait meanwhile."""
 
+LEAST_FREE_MIB: Final = 1
+"""A disk with less has no room for the files that SQLite creates beside a store."""
+
 IN_USE: Final = "another coordinator uses it"
 
 NO_NUMBER: Final = "its table commits is damaged: the number of the last commit is not an integer"
@@ -268,4 +271,21 @@ def damaged_file(database: str | Path) -> StartError:
 def unusable(database: str | Path, why: str | None) -> StartError:
     """The error for a database with which the coordinator can't start. The text has no password of a URL."""
     shown = shown_database(database) if isinstance(database, str) else database
-    return StartError(f"the database {shown} can't be used: {why}; choose another with --database")
+    if "://" not in str(database) and _is_disk_full(Path(database)):
+        return StartError(
+            f"the database {shown} can't be used: {why}; its disk has less than {LEAST_FREE_MIB} MiB free: "
+            "free space, and start again"
+        )
+    return StartError(
+        f"the database {shown} can't be used: {why}; correct this, or name another with --database (a new "
+        "one has no workloads, commands, roles or tokens)"
+    )
+
+
+def _is_disk_full(path: Path) -> bool:
+    """Whether the disk of a file has no room for the files that SQLite creates beside it."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < LEAST_FREE_MIB * 2**20

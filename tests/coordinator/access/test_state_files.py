@@ -194,7 +194,7 @@ def served(port: int) -> str:
     ("authorization", "is_accepted"),
     [
         ("Bearer s3cret", True),
-        ("bearer s3cret", False),
+        ("bearer s3cret", True),
         ("Bearer s3cre", False),
         ("s3cret", False),
         ("", False),

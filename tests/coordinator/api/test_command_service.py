@@ -503,3 +503,10 @@ def test_health_and_reflection_answer(coordinator: CoordinatorProcess) -> None:
     database = ProtoReflectionDescriptorDatabase(coordinator.channel)
     assert service in database.get_services()
     assert database.FindFileByName("leasehold/v1/fleet_service.proto").package == "leasehold.v1"
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    reflect: grpc.StreamStreamMultiCallable[bytes, bytes] = coordinator.channel.stream_stream(method)
+    assert refusal(lambda: list(reflect(iter([b"\xff\xff"])))) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INVALID_ARGUMENT",
+    )
+    assert "Traceback" not in coordinator.log()

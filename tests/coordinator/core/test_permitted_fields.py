@@ -7,12 +7,17 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.errors_pb2 import ERROR_REASON_INTERNAL
+from leasehold.v1.errors_pb2 import ERROR_REASON_HOOK_FAILED, ERROR_REASON_INTERNAL, Error
 from leasehold.v1.event_pb2 import EVENT_KIND_GPU_FOREIGN, EVENT_KIND_WORKER_CONNECTED, Event
 from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.operation_pb2 import Operation, RunOperation, StopOperation
 from leasehold.v1.worker_pb2 import FleetGpu
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import (
+    WORKLOAD_STATE_RUNNING,
+    WORKLOAD_STATE_WEDGED,
+    Workload,
+    WorkloadStatus,
+)
 from leasehold_coordinator.core.owner_views import OwnerViews
 from leasehold_coordinator.core.permitted_fields import (
     ACTORS_COMMAND,
@@ -147,6 +152,17 @@ def command(*owners: str, actor: str = "local/root", on_behalf_of: str = "") -> 
     found.error.message = "SECRET"
     found.error.reason = ERROR_REASON_INTERNAL
     return found
+
+
+def test_others_see_that_a_hook_of_a_running_workload_failed() -> None:
+    failed = Error(reason=ERROR_REASON_HOOK_FAILED, message="SECRET", metadata={"hook": "SECRET"})
+    own = Workload(owner="local/ann", status=WorkloadStatus(state=WORKLOAD_STATE_RUNNING, error=failed))
+    assert ANN.workload(own) is own
+    seen = BEN.workload(own)
+    assert seen.status.error.reason == ERROR_REASON_HOOK_FAILED
+    assert b"SECRET" not in seen.SerializeToString()
+    own.status.state = WORKLOAD_STATE_WEDGED
+    assert not BEN.workload(own).status.HasField("error")
 
 
 def test_a_command_belongs_to_the_owners_of_its_workloads() -> None:

@@ -1,11 +1,13 @@
 """How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
 
 import json
+import os
 import re
 import resource
 import signal
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -121,6 +123,25 @@ def test_an_empty_state_directory_is_not_the_present_directory(tmp_path: Path) -
 def test_a_database_that_nobody_can_open(url: str) -> None:
     with pytest.raises(StartError, match="can't be used"):
         Store.open(url)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "told"),
+    [
+        (2**20, "file is not a database; correct this, or name another with --database (a new one has no"),
+        (2**20 - 1, "file is not a database; its disk has less than 1 MiB free: free space, and start again"),
+    ],
+)
+def test_a_full_disk_is_told_and_no_other_database_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, told: str
+) -> None:
+    """A start with a new store would lose roles and workloads."""
+    path = tmp_path / "store.sqlite3"
+    path.write_bytes(b"x" * 4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
+    with pytest.raises(StartError) as refused:
+        Store.open(str(path))
+    assert str(refused.value).startswith(f"the database {path} can't be used: {told}")
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+nodriver", "mysqlx"])

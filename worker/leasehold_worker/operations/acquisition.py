@@ -17,6 +17,7 @@ from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resour
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.preemption import helpers_would_do
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
@@ -125,7 +126,7 @@ class Acquisition:
         """Whether preemptible workloads would make room for a program that was refused with this error."""
         lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
         may_wait = not spec.HasField("helper") and not request.hold_id
-        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
+        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus, spec.priority)
 
     async def request_of_helpers(
         self, workload: Workload, operation: operation_pb2.RestoreOperation
@@ -138,7 +139,7 @@ class Acquisition:
         named = bool(operation.gpu_uuids or operation.pairs or operation.hold_id)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
-        if not self._held_by_helpers():
+        if not self._leases_of_helpers():
             return None
         await self._foreign.look(self._workloads)
         chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
@@ -149,7 +150,7 @@ class Acquisition:
             preferred=parked.gpu_uuids,
             allow_foreign=workload.spec.resources.allow_foreign,
         )
-        if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request):
+        if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request, 0):
             return None
         return request
 
@@ -188,15 +189,13 @@ class Acquisition:
         for lease in reserved:
             self._pool.release(lease)
 
-    def _helpers_would_do(self, request: GpuRequest) -> bool:
-        """Whether free GPUs and those of preemptible workloads suffice."""
-        held = self._held_by_helpers()
-        return bool(held) and self._pool.slots.choose(request, held, ()) is not None
+    def _helpers_would_do(self, request: GpuRequest, priority: int) -> bool:
+        """Whether free GPUs and those of preemptible workloads suffice, beside those of earlier claims."""
+        return helpers_would_do(self._pool, self._leases_of_helpers(), request, priority)
 
-    def _held_by_helpers(self) -> set[str]:
-        return {
-            gpu_uuid
+    def _leases_of_helpers(self) -> list[Lease]:
+        return [
+            workload.lease
             for workload in self._workloads.all()
             if workload.spec.HasField("helper") and workload.lease is not None
-            for gpu_uuid in workload.lease.gpu_uuids
-        }
+        ]

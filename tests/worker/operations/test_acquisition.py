@@ -64,6 +64,36 @@ def test_a_command_behind_a_claim_that_takes_all_is_refused_at_once(
     assert session.outcome("c5").error.reason == errors_pb2.ERROR_REASON_CANCELLED
 
 
+@pytest.mark.long
+def test_a_wait_for_helpers_that_times_out_ends_with_the_refusal(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    for number, (workload_id, suspend) in enumerate(
+        (("stopped", STOP), ("suspended", operation_pb2.SuspendOperation()))
+    ):
+        assert session.run(f"r{number}", workload_id, run=counter_run(workload_id)).state == SUCCEEDED
+        wait_counting(session, workload_id)
+        assert session.run(f"s{number}", workload_id, suspend=suspend).state == SUCCEEDED
+    helper = helper_run("helper", 4)
+    helper.spec.helper.grace.seconds = 600
+    assert session.run("c1", "helper", run=helper).state == SUCCEEDED
+    restore = operation_pb2.RestoreOperation()
+    for command, why in (
+        (make_command("c2", "new", run=counter_run("new")), "4 match, 0 free (4 leased)"),
+        (make_command("c3", "stopped", restore=restore), "4 match, 0 free (4 leased)"),
+        (make_command("c4", "suspended", restore=restore), "no free NVIDIA H100"),
+    ):
+        command.timeout.CopyFrom(Duration(nanos=3 * 10**8))
+        session.send(command)
+        refused = session.outcome(command.command_id)
+        assert any(WAITS_FOR_HELPERS in phase for phase in phases(session, command.command_id))
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        assert refused.error.reason == NO_FREE_GPU
+        assert why in refused.error.message
+
+
 def helper_run(name: str, gpu_count: int) -> RunOperation:
     run = counter_run(name)
     run.spec.resources.gpu_count = gpu_count

@@ -81,8 +81,7 @@ class Acquisition:
             if not self.may_claim(operation.spec, request, error):
                 raise
             # Preemptible workloads make room for a waiting claim.
-            progress.tell(WAITS_FOR_HELPERS)
-            with trio.move_on_after(HELPERS_TIMEOUT_S):
+            with progress.wait(WAITS_FOR_HELPERS, error), trio.move_on_after(HELPERS_TIMEOUT_S):
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise
 
@@ -154,10 +153,18 @@ class Acquisition:
             return None
         return request
 
-    async def from_helpers(self, workload: Workload, request: GpuRequest, progress: Progress) -> Lease | None:
-        """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time."""
-        progress.tell(WAITS_FOR_HELPERS)
-        with trio.move_on_after(HELPERS_TIMEOUT_S):
+    async def from_helpers(
+        self, workload: Workload, request: GpuRequest, refusal: OperationError | None, progress: Progress
+    ) -> Lease | None:
+        """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time.
+
+        Args:
+            workload: The workload.
+            request: The GPUs.
+            refusal: The refusal of the restore without these GPUs. None: there was none.
+            progress: The report of the operation.
+        """
+        with progress.wait(WAITS_FOR_HELPERS, refusal), trio.move_on_after(HELPERS_TIMEOUT_S):
             return await self._pool.claim(workload.workload_id, request)
         return None
 

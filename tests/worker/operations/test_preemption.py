@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.leases import Cordon, Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.operations.preemption import HelperLease, helpers_to_ask, spare_gpus
+from leasehold_worker.operations.preemption import HelperLease, helpers_to_ask, helpers_would_do, spare_gpus
 
 from tests.examples import PATIENT
 
@@ -48,6 +48,9 @@ class Host:
         ]
         return [lease.workload_id for lease in helpers_to_ask(self.pool, helpers)]
 
+    def would_do(self, request: GpuRequest, priority: int = 0) -> bool:
+        return helpers_would_do(self.pool, list(self.helpers.values()), request, priority)
+
 
 async def ask_for(host: Host, requests: Sequence[GpuRequest], *, helper: bool = False) -> list[str]:
     """Whom these claims ask, in the order in which they come."""
@@ -62,6 +65,41 @@ async def ask_for(host: Host, requests: Sequence[GpuRequest], *, helper: bool = 
         asked = host.to_ask()
         nursery.cancel_scope.cancel()
     return asked
+
+
+async def test_helpers_would_not_do_for_a_claim_behind_one_that_waits_for_others() -> None:
+    host = Host("AAAAB")
+    host.hold("0")
+    host.helper("12")
+    host.helper("4")
+    assert host.would_do(GpuRequest(3, name="A"))
+    assert not host.would_do(GpuRequest(4, name="A"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.pool.claim, "waiter", GpuRequest(4, name="A"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not host.would_do(A)
+        assert host.would_do(B), "the claim does not wait for this GPU"
+        assert host.would_do(TWO, priority=1), "it would go first"
+        nursery.cancel_scope.cancel()
+
+
+async def test_helpers_would_do_for_a_claim_with_what_those_before_it_leave() -> None:
+    host = Host("AAAA")
+    host.helper("0")
+    host.helper("123")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.pool.claim, "waiter", TWO)
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.would_do(TWO)
+        assert not host.would_do(GpuRequest(3))
+        host.pool.slots.worker_cordon = REPAIR
+        assert not host.would_do(ONE)
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_helpers_would_do_where_there_are_none() -> None:
+    host = Host("A")
+    assert not host.would_do(ONE)
 
 
 async def test_nobody_is_asked_while_nobody_waits() -> None:

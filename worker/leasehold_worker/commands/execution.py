@@ -85,6 +85,8 @@ class Execution:
             return OperationError(
                 errors_pb2.ERROR_REASON_CANCELLED, f"cancelled before the point of no return; {undone}"
             )
+        if progress.refusal is not None:
+            return progress.refusal
         return OperationError(
             errors_pb2.ERROR_REASON_EXPIRED, f"timed out before the point of no return; {undone}"
         )

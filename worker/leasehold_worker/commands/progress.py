@@ -1,7 +1,8 @@
 """The report of an operation while it runs and at its end: the fields of CommandResult."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +12,7 @@ from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import MemberOutcome
+from leasehold_worker.errors import OperationError
 
 TELL_INTERVAL_S: Final = 0.5
 """Shortest time between two reports of a phase's progress."""
@@ -53,6 +55,8 @@ class Progress:
         preempted_workload_ids: Workloads that a preempt suspended, and that are suspended now.
         stays_changed: A rollback leaves something changed: a hook that could not be undone, or another
             workload that was moved to a lower tier. The warnings name it.
+        refusal: The refusal that a wait could avert, and the error if the timeout ends this wait. None: the
+            operation does not wait.
     """
 
     observer: Callable[[str], None]
@@ -70,6 +74,7 @@ class Progress:
     hold_id: str = ""
     preempted_workload_ids: tuple[str, ...] = ()
     stays_changed: bool = False
+    refusal: OperationError | None = None
     _current: tuple[str, float] | None = None
     _going_back: bool = False
     _told_s: float = 0.0
@@ -89,6 +94,14 @@ class Progress:
     def tell(self, what: str) -> None:
         """Reports what a phase waits for."""
         self.observer(f"{self._current[0]}, {what}" if self._current is not None else what)
+
+    @contextmanager
+    def wait(self, what: str, refusal: OperationError | None) -> Iterator[None]:
+        """Reports what a phase waits for. A cancellation of the wait keeps the refusal for the outcome."""
+        self.tell(what)
+        self.refusal = refusal
+        yield
+        self.refusal = None
 
     def tell_bytes(self, phase: str, size_bytes: int) -> None:
         """Reports how far a phase is, at limited rate."""

@@ -17,6 +17,7 @@ from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resour
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.preemption import helpers_would_do
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
@@ -80,8 +81,7 @@ class Acquisition:
             if not self.may_claim(operation.spec, request, error):
                 raise
             # Preemptible workloads make room for a waiting claim.
-            progress.tell(WAITS_FOR_HELPERS)
-            with trio.move_on_after(HELPERS_TIMEOUT_S):
+            with progress.wait(WAITS_FOR_HELPERS, error), trio.move_on_after(HELPERS_TIMEOUT_S):
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise
 
@@ -125,7 +125,7 @@ class Acquisition:
         """Whether preemptible workloads would make room for a program that was refused with this error."""
         lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
         may_wait = not spec.HasField("helper") and not request.hold_id
-        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
+        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus, spec.priority)
 
     async def request_of_helpers(
         self, workload: Workload, operation: operation_pb2.RestoreOperation
@@ -138,7 +138,7 @@ class Acquisition:
         named = bool(operation.gpu_uuids or operation.pairs or operation.hold_id)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
-        if not self._held_by_helpers():
+        if not self._leases_of_helpers():
             return None
         await self._foreign.look(self._workloads)
         chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
@@ -149,14 +149,22 @@ class Acquisition:
             preferred=parked.gpu_uuids,
             allow_foreign=workload.spec.resources.allow_foreign,
         )
-        if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request):
+        if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request, 0):
             return None
         return request
 
-    async def from_helpers(self, workload: Workload, request: GpuRequest, progress: Progress) -> Lease | None:
-        """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time."""
-        progress.tell(WAITS_FOR_HELPERS)
-        with trio.move_on_after(HELPERS_TIMEOUT_S):
+    async def from_helpers(
+        self, workload: Workload, request: GpuRequest, refusal: OperationError | None, progress: Progress
+    ) -> Lease | None:
+        """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time.
+
+        Args:
+            workload: The workload.
+            request: The GPUs.
+            refusal: The refusal of the restore without these GPUs. None: there was none.
+            progress: The report of the operation.
+        """
+        with progress.wait(WAITS_FOR_HELPERS, refusal), trio.move_on_after(HELPERS_TIMEOUT_S):
             return await self._pool.claim(workload.workload_id, request)
         return None
 
@@ -188,15 +196,13 @@ class Acquisition:
         for lease in reserved:
             self._pool.release(lease)
 
-    def _helpers_would_do(self, request: GpuRequest) -> bool:
-        """Whether free GPUs and those of preemptible workloads suffice."""
-        held = self._held_by_helpers()
-        return bool(held) and self._pool.slots.choose(request, held, ()) is not None
+    def _helpers_would_do(self, request: GpuRequest, priority: int) -> bool:
+        """Whether free GPUs and those of preemptible workloads suffice, beside those of earlier claims."""
+        return helpers_would_do(self._pool, self._leases_of_helpers(), request, priority)
 
-    def _held_by_helpers(self) -> set[str]:
-        return {
-            gpu_uuid
+    def _leases_of_helpers(self) -> list[Lease]:
+        return [
+            workload.lease
             for workload in self._workloads.all()
             if workload.spec.HasField("helper") and workload.lease is not None
-            for gpu_uuid in workload.lease.gpu_uuids
-        }
+        ]

@@ -359,8 +359,11 @@ class Operations:
         if workload.state != SLEEPING:
             request = await self._acquisition.request_of_helpers(workload, operation)
         lent = None
-        if request is not None and _lacks_gpus(await self.preflight.restore(workload_id, operation)):
-            lent = await self._acquisition.from_helpers(workload, request, progress)
+        if request is not None:
+            plan = await self.preflight.restore(workload_id, operation)
+            if _lacks_gpus(plan):
+                refusal = next(iter(plan.findings.refusals), None)
+                lent = await self._acquisition.from_helpers(workload, request, refusal, progress)
         if lent is not None:
             await self._restore_on(lent, progress)
             return

@@ -6,9 +6,12 @@ reacts to the pool's events and polls nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
 from typing import Final, final
 
 import trio
@@ -19,8 +22,9 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import send_signal
-from leasehold_worker.leasing.claim_queue import Kept, kept_with
+from leasehold_worker.leasing.claim_queue import Kept, Waiter, kept_with
 from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.host_reservations import NOTHING
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.timestamps import seconds
@@ -65,12 +69,48 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     """
     if pool.slots.worker_cordon is not None:
         return []
+    claims = takewhile(lambda waiter: not waiter.helper, pool.waiting)
+    return [lease for leases, _ in _shares(pool, helpers, claims) for lease in leases]
+
+
+def helpers_would_do(pool: GpuPool, leases: Sequence[Lease], request: GpuRequest, priority: int) -> bool:
+    """Whether preemptible workloads would be asked for a new claim, and would suffice.
+
+    The claims ahead of the new one get free GPUs and those of preemptible workloads first.
+
+    Args:
+        pool: The GPUs.
+        leases: The leases of preemptible workloads.
+        request: The GPUs of the new claim.
+        priority: The priority of the new claim.
+    """
+    if pool.slots.worker_cordon is not None or not leases:
+        return False
+    new = Waiter[Lease](
+        "",
+        request,
+        priority,
+        helper=False,
+        host=NOTHING,
+        has_host=lambda _: True,
+        take_host=lambda _: True,
+        since=datetime.now(UTC),
+        number=sys.maxsize,
+    )
+    ahead = [waiter for waiter in pool.waiting if waiter.turn < new.turn]
+    *_, (_, chosen) = _shares(pool, [HelperLease(lease) for lease in leases], [*ahead, new])
+    return chosen is not None
+
+
+def _shares(
+    pool: GpuPool, helpers: Sequence[HelperLease], claims: Iterable[Waiter[Lease]]
+) -> Iterator[tuple[list[Lease], tuple[str, ...] | None]]:
+    """The leases that have to end for each claim, and the GPUs that the claim then gets. None: too few."""
     coming = {
         uuid for helper in helpers if helper.asked and not helper.stubborn for uuid in helper.lease.gpu_uuids
     }
     newest_first = sorted(helpers, key=lambda helper: (helper.stubborn, -helper.lease.fencing_token))
     unasked = [helper.lease for helper in newest_first if not helper.asked]
-    wanted: list[Lease] = []
     taken: set[str] = set()
     kept = Kept()
 
@@ -79,9 +119,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
         freed = coming.union(*(lease.gpu_uuids for lease in leases))
         return pool.slots.choose(request, freed - taken, taken)
 
-    for waiter in pool.waiting:
-        if waiter.helper:
-            break
+    for waiter in claims:
         obtainable = pool.slots.obtainable(waiter.request)
         at_once = pool.slots.choose(waiter.request, (), kept.gpu_uuids)
         asks = at_once is None and waiter.has_host(kept.host)
@@ -90,12 +128,12 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
         chosen = None if needed is None else gpus_for(waiter.request, needed)
         if needed is None or chosen is None:
             taken |= obtainable if at_once is None else set(at_once)
+            yield [], at_once
             continue
-        wanted += needed
         coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}
         unasked = [lease for lease in unasked if lease not in needed]
         taken |= set(chosen)
-    return wanted
+        yield needed, chosen
 
 
 def _newest_needed(

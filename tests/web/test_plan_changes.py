@@ -21,7 +21,7 @@ TELL_AND_PRESS: Final = """(message) => {
   document.querySelector("dialog button[type=submit]").click();
 }"""
 
-PLANNED_AGAIN: Final = "The state has changed: the plan is asked for again."
+PLANNED_AGAIN: Final = "The plan is asked for again."
 CHANGED: Final = "What will happen has changed."
 COMPLETE: Final = f"{CHANGED} The dry run is complete."
 

@@ -167,7 +167,7 @@ def _set_uses(checkpoints: list[Checkpoint], workloads: Iterable[Workload], answ
         workloads: The open workloads of the fleet.
         answered: Ids of the workers that answered.
     """
-    needed = {one.checkpoint_id for one in checkpoints if one.in_use}
+    needed = {one.checkpoint_id for one in checkpoints if one.in_use and not one.in_use_unknown}
     needed |= {one.status.checkpoint_id for one in workloads if one.worker_id not in answered}
     certain = {one.checkpoint_id for one in checkpoints if one.owner_worker_id in ("", one.worker_id)}
     known = needed | certain

@@ -239,7 +239,7 @@ def test_what_workers_share_is_in_use_if_its_owner_or_another_worker_needs_it(
         CheckpointAnswer(
             checkpoints=[
                 made("k-4", 4, **of_alpha),
-                made("k-3", 3, **of_alpha),
+                made("k-3", 3, in_use=True, in_use_unknown=True, **of_alpha),  # by a worker that guesses
                 made("k-2", 2, **of_alpha),  # the list of alpha was already made
                 made("k-1", 1),
             ]

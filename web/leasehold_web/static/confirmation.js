@@ -12,7 +12,7 @@ const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain
 const PLANNED = new Set(["suspend", "restore", "remap"]); // actions that need a plan
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED_VIEW = "What will happen has changed.";
-const PLANNED_AGAIN = "The state has changed: the plan is asked for again.";
+const PLANNED_AGAIN = "The plan is asked for again.";
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 
 // What a screen reader says of commands that have ended.
@@ -170,7 +170,8 @@ export function confirm({ title, verb, action, picture, subjects, effects, extra
     }
     if (before !== null) {
       hasChanged ||= shownBefore !== former;
-      setText(told, hasChanged ? CHANGED_VIEW : aborted.signal.aborted ? "" : PLANNED_AGAIN);
+      const isPlanned = !aborted.signal.aborted && plansNow().length > 0;
+      setText(told, hasChanged ? CHANGED_VIEW : isPlanned ? PLANNED_AGAIN : "");
     }
     if (needsPlan && !aborted.signal.aborted) yes.disabled = true;
     dryRun.show(plansNow());

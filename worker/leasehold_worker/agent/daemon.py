@@ -174,7 +174,8 @@ def _require_own_images(path: Path) -> None:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
     except OSError as error:  # the volume may be mounted later
-        if path.exists() and not path.is_dir():
+        # Those of pathlib raise the errors of a volume that refuses us.
+        if os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112
             raise StartError(
                 f"the image directory {path} is not a directory: give another with the setting image_dir"
             ) from error

@@ -297,3 +297,15 @@ def test_a_choice_of_gpus_ends_when_the_fleet_is_left(browser: Browser, fleet: W
         page.wait_for_url(fleet.url)
         expect(page.locator(slot(page, 0))).to_be_visible()
         expect(page.locator(".pick-bar")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_long_identity_leaves_room_for_the_role(browser: Browser, web_fleet: WebFleet) -> None:
+    phone = {"width": 360, "height": 740}
+    with open_page(browser, web_fleet.url, web_fleet.token, viewport=phone) as page:
+        who = page.locator("#who")
+        expect(who).to_contain_text(" · ")
+        who.locator("b").evaluate("one => { one.textContent = 'user/' + 'x'.repeat(80); }")
+        assert who.evaluate("one => one.scrollWidth <= one.clientWidth")
+        assert who.locator("b").evaluate("one => one.scrollWidth > one.clientWidth")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -143,7 +143,7 @@ def coordinator_in_file() -> str:
     """
     try:
         path = config_path()
-        address = _coordinator_of(read_settings_file(path).decode())
+        address = _coordinator_of(read_settings_file(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -61,6 +61,11 @@ def test_the_file_names_the_coordinator(file: Path, monkeypatch: pytest.MonkeyPa
     assert find_coordinator(None, None) == ("insecure:gpu-fleet:7400", None)  # as AsyncClient does
 
 
+def test_the_file_may_begin_with_a_byte_order_mark(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbfcoordinator = 'host:1'\n")
+    assert configured_coordinator() == "host:1"
+
+
 def test_an_invalid_address_in_the_file_is_told_with_the_file(file: Path) -> None:
     file.write_text("coordinator = 'foo'\n")
     with pytest.raises(UsageError, match=f"^the configuration {file} is not valid: invalid coordinator addr"):

@@ -330,6 +330,22 @@ def test_an_error_of_a_temporary_file_names_the_archive(fleet: Fleet, tmp_path: 
     assert str(_naming(archive, OSError("unexpected end of data"))) == "unexpected end of data"
 
 
+def test_a_directory_without_files_of_a_coordinator_is_no_state_directory(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    for _ in range(2):
+        with pytest.raises(StartError, match=f"{wrong} has no files of a coordinator: .* with --state-dir"):
+            backups.create(wrong, str(wrong / "coordinator.sqlite3"), tmp_path / "c.tgz")
+        wrong.mkdir(exist_ok=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong"]
+
+
+def test_an_archive_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StartError, match=r"pipe can't be used: it is not a regular file"):
+        backups.restore(tmp_path / "pipe", tmp_path / "state", str(tmp_path / "state/coordinator.sqlite3"))
+    assert not (tmp_path / "state").exists()
+
+
 def test_settings_that_are_wrong_are_a_usage_error(fleet: Fleet, tmp_path: Path) -> None:
     settings = tmp_path / "coordinator.toml"
     settings.write_text('lissten = "127.0.0.1:0"\n')

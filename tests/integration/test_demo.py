@@ -20,6 +20,9 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path, options: list[str
     summary = json.loads(done.stdout)
     assert summary == {"counters": 6, "suspends": 2, "restores": 2, "remaps": 1, "lost": 0, "corrupt": 0}
     assert not processes_naming(str(tmp_path))
+    again = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=30)
+    assert again.returncode == 2
+    assert "has the fleet of an earlier demonstration" in again.stderr
 
 
 @pytest.mark.long

@@ -271,3 +271,41 @@ def test_the_end_of_a_choice_of_gpus_keeps_the_focus(browser: Browser, fleet: We
         page.keyboard.press("Enter")
         expect(page.locator(".pick-bar")).to_have_count(0)
         expect(page.locator(".slot:focus")).to_have_count(1)
+
+
+@pytest.mark.long
+def test_the_filter_does_not_hide_the_host_of_a_choice_of_gpus(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        page.click('.drawer button:text-is("Move…")')
+        page.fill("input[type=search]", "no such host")
+        expect(page.locator(slot(page, 1))).to_be_visible()
+        page.click('.pick-bar button:text-is("Cancel")')
+        expect(page.locator(slot(page, 1))).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_choice_of_gpus_ends_when_the_fleet_is_left(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}workloads/train")
+        page.click('button:text-is("Move…")')
+        expect(page.locator(".pick-bar")).to_have_count(1)
+        page.go_back()
+        page.wait_for_url("**/workloads/train")
+        expect(page.locator('button:text-is("Move…")')).to_be_visible()
+        page.go_forward()
+        page.wait_for_url(fleet.url)
+        expect(page.locator(slot(page, 0))).to_be_visible()
+        expect(page.locator(".pick-bar")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_long_identity_leaves_room_for_the_role(browser: Browser, web_fleet: WebFleet) -> None:
+    phone = {"width": 360, "height": 740}
+    with open_page(browser, web_fleet.url, web_fleet.token, viewport=phone) as page:
+        who = page.locator("#who")
+        expect(who).to_contain_text(" · ")
+        who.locator("b").evaluate("one => { one.textContent = 'user/' + 'x'.repeat(80); }")
+        assert who.evaluate("one => one.scrollWidth <= one.clientWidth")
+        assert who.locator("b").evaluate("one => one.scrollWidth > one.clientWidth")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -65,6 +65,17 @@ def test_a_login_leads_to_the_wanted_view_and_to_no_other_site(web_fleet: WebFle
 
 
 @pytest.mark.long
+def test_a_login_without_a_token_says_so_and_names_the_place_of_the_token(web_fleet: WebFleet) -> None:
+    client = Client(web_fleet.url)
+    for token, told in (("", "the token is empty: paste the token"), (10_000 * "x", "the token is too long")):
+        body = urlencode({"token": token, "next": "/"})
+        answer = client.request("POST", "/login", body, {"Origin": client.origin, "Content-Type": FORM})
+        assert answer.status == 403
+        assert told in answer.body
+        assert "Paste the content of client.token in the coordinator&#x27;s state directory" in answer.body
+
+
+@pytest.mark.long
 def test_a_deep_link_survives_the_login(browser: Browser, web_fleet: WebFleet) -> None:
     context = browser.new_context()
     try:

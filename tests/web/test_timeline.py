@@ -173,6 +173,15 @@ def test_the_note_on_a_truncated_timeline_stays_after_a_change(browser: Browser,
         expect(note).to_have_text("More happened than fits: zoom in.")
 
 
+@pytest.mark.long
+def test_a_time_before_1970_is_not_truncated(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        with page.expect_response("**/api/history?*"):
+            page.goto(f"{web_fleet.url}timeline?end=1")
+        page.wait_for_timeout(100)
+        expect(page.locator(".timeline-tools [role=status]")).to_have_text("")
+
+
 LANE: Final = """async (status) => {
   const { miniTimeline } = await import("/static/mini_timeline.js");
   const draw = CanvasRenderingContext2D.prototype.roundRect;

@@ -148,8 +148,10 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
                         "open the page again"
                     )
                 return await request.app[DOORS].by_certificate(der, address)
-            if not token or len(token) > TOKEN_LIMIT:
-                raise LoginRefusedError("the token is empty or too long: paste the whole token")
+            if not token:
+                raise LoginRefusedError("the token is empty: paste the token that the form describes")
+            if len(token) > TOKEN_LIMIT:
+                raise LoginRefusedError("the token is too long: paste the token alone")
             return await request.app[DOORS].by_token(token, address)
         except LoginRefusedError:
             await asyncio.sleep(max(0.0, REFUSAL_S - (time.monotonic() - began_s)))

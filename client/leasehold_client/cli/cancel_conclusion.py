@@ -43,6 +43,7 @@ def conclude_cancel(
     if options.is_document:
         printed = [to_dict(command) for _, command in ended]
         echo_document({"commands": printed} if is_list else printed[0], options.output)
+    ended_before = {command.command_id for command in commands if has_ended(command.state)}
     is_uncancelled = False
     for _, command in ended:
         what = f"{command.command_id}: {operation_name(command)}"
@@ -56,6 +57,12 @@ def conclude_cancel(
                 standard_output.echo(f"{what} is CANCELLED")
                 for line in (*member_lines(command), *warning_lines(command)):
                     standard_output.echo(line)
+        elif command.command_id in ended_before:
+            is_uncancelled = True
+            first = (
+                f"{command.command_id} had ended already: {operation_name(command)} {command_state(command)}"
+            )
+            echo_failure([first, *member_lines(command), *warning_lines(command)])
         elif command.state == COMMAND_STATE_SUCCEEDED:
             is_uncancelled = True
             first = f"{command.command_id} was not cancelled: {operation_name(command)} SUCCEEDED"

@@ -22,6 +22,9 @@ from leasehold_client.errors import LeaseholdError
 STORE: Final = "coordinator.sqlite3"
 """The coordinator's store in the folder of a demonstration."""
 
+FOLDER_MARK: Final = "demonstration"
+"""Empty file in the folder of a demonstration. Other state directories have no such file."""
+
 WORKERS: Final = ("alpha", "beta")
 USER: Final = "demo"
 """The enrolled user, and its context."""
@@ -86,6 +89,7 @@ class DemoFleet:
         Raises:
             DemoError: A daemon ended, or the start took too long.
         """
+        (self._folder / FOLDER_MARK).touch()
         self._temporary.mkdir(exist_ok=True)
         self._start_coordinator()
         socket_path = Path(self.address.removeprefix("unix:"))

@@ -18,7 +18,7 @@ import click
 
 from leasehold_client.cli.exit_codes import EXIT_FAILED, fail, interrupted
 from leasehold_client.coordinator.client import Client
-from leasehold_client.demo.fleet import STORE, DemoError, DemoFleet, demo_fleet
+from leasehold_client.demo.fleet import FOLDER_MARK, DemoError, DemoFleet, demo_fleet
 from leasehold_client.demo.scenario import Scenario
 from leasehold_client.demo.screen import DemoScreen
 from leasehold_client.display import standard_output
@@ -98,7 +98,7 @@ def _folder(wanted: Path | None) -> Iterator[Path]:
             ) from error
         try:
             _take(descriptor, wanted)
-            if (wanted / STORE).exists():
+            if (wanted / FOLDER_MARK).exists():
                 raise UsageError(
                     f"the folder {wanted} has the fleet of an earlier demonstration, whose GPUs are gone: "
                     "name another folder with --dir, or delete it"

@@ -201,6 +201,7 @@ def describe_gpu(gpu: FleetGpu) -> Description:
     shown.add("Name", gpu_place(gpu))
     shown.add("UUID", device.uuid)
     shown.add("State", slot_state(gpu))
+    shown.add_time("Seen", gpu.report_time)
     shown.add("Reason", gpu_reason(lease))
     shown.add("Workload", gpu.workload_name or lease.workload_id or NONE)
     shown.add_time("Since", lease.since)

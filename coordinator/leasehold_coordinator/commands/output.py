@@ -64,7 +64,7 @@ async def read_output(
                     raise _no_output(workload)
                 remedy = "is out of contact: read its output once it is connected"
                 if fleet.registry.get(workload.worker_id) is None:
-                    remedy = f"was deleted, and has its output: `leasehold rm workload {workload.name}`"
+                    remedy = "was deleted, and has its output: read the output once the worker has returned"
                 raise FleetError(
                     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, f"the worker of {workload.name} {remedy}"
                 )

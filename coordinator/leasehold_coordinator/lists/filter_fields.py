@@ -273,7 +273,10 @@ def _nanoseconds(value: str) -> int:
         found.FromJsonString(value)
     except ValueError:
         raise ValueError("write a time and its zone, as 2026-01-31T08:00:00Z") from None
-    return found.seconds * 10**9 + found.nanos
+    value_ns = found.seconds * 10**9 + found.nanos
+    if abs(value_ns) >= NUMBER_LIMIT:
+        raise ValueError("write a time between the years 1678 and 2262")
+    return value_ns
 
 
 def _flag(value: str) -> int:

@@ -64,11 +64,14 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
         archive: The new file, which only this user may read.
 
     Raises:
-        StartError: A file can't be used or is a link, or the archive exists, or would be in the state
-            directory.
+        StartError: A file can't be used or is a link, the directory has no files of a coordinator, or the
+            archive exists, or would be in the state directory.
         OSError: A file can't be read or written. There is no archive. The error names no temporary file.
     """
-    _require_owner(state_directory)
+    store = file_of_database(database)
+    if state_directory.is_dir():
+        _require_owner(state_directory)
+    _require_files(state_directory, store)
     if state_directory.resolve() in archive.resolve().parents:
         raise StartError(
             f"{archive} would be in the state directory {state_directory}, and would be lost with it: choose "
@@ -77,7 +80,7 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
     if archive.exists():
         raise StartError(f"the file {archive} exists: choose another name, or remove the file")
     try:
-        return _write(state_directory, file_of_database(database), archive)
+        return _write(state_directory, store, archive)
     except OSError as error:
         raise _naming(archive, error) from error
 
@@ -237,6 +240,17 @@ def files_left_out(state_directory: Path, paths: Mapping[str, str]) -> dict[str,
     return {
         name: found[name] for name, place in places.items() if state in place.parents and place not in kept
     }
+
+
+def _require_files(directory: Path, store: Path | None) -> None:
+    """Refuses a directory without files of a coordinator, unless the store is elsewhere."""
+    is_elsewhere = store is not None and os.path.lexists(store)
+    has_files = any(os.path.lexists(directory / name) for name in STATE_FILES)
+    if not directory.is_dir() or not (has_files or is_elsewhere):
+        raise StartError(
+            f"the directory {directory} has no files of a coordinator: name the coordinator's state "
+            "directory with --state-dir"
+        )
 
 
 def _require_owner(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """The coordinator's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
+import codecs
 import datetime
 import errno
 import ipaddress
@@ -336,7 +337,7 @@ def _check_certificates(config: CoordinatorConfig) -> None:
 
 
 def _content(path: Path) -> bytes:
-    """The content of a settings file.
+    """The content of a settings file, without a byte order mark.
 
     Raises:
         OSError: The file can't be read, is too large, or is not a regular file. Reading a pipe may never end.
@@ -347,7 +348,7 @@ def _content(path: Path) -> bytes:
         data = file.read(FILE_LIMIT_BYTES + 1)
     if len(data) > FILE_LIMIT_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -7,12 +7,13 @@ with its size and SHA-256.
 import gzip
 import hashlib
 import os
+import stat
 import tarfile
 import zlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, BinaryIO, Final
 
 import msgspec
 
@@ -97,11 +98,15 @@ def unpack(archive: Path, folder: Path) -> Manifest:
         folder: An empty directory.
 
     Raises:
-        StartError: The archive is damaged, or is no backup.
+        StartError: The archive is damaged, not a regular file, or no backup.
         OSError: A file can't be read or written.
     """
     try:
-        with gzip.open(archive) as whole, tarfile.open(fileobj=whole, mode="r:") as tar:
+        with (
+            _open_regular(archive) as file,
+            gzip.open(file) as whole,
+            tarfile.open(fileobj=whole, mode="r:") as tar,
+        ):
             manifest = _read_manifest(tar)
             missing = dict(manifest.files)
             while (member := tar.next()) is not None:
@@ -125,6 +130,15 @@ def unpack(archive: Path, folder: Path) -> Manifest:
     if missing:
         raise _damaged(archive, f"{min(missing)!r} is missing")
     return manifest
+
+
+def _open_regular(archive: Path) -> BinaryIO:
+    """Opens an archive. The open of a pipe would wait for a writer."""
+    file = open(archive, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _damaged(archive, "it is not a regular file")
+    return file
 
 
 def _read_manifest(tar: tarfile.TarFile) -> Manifest:

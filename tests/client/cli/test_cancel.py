@@ -65,22 +65,28 @@ def test_one_that_had_succeeded_is_too_late(
     plays(scripted, *before, command(SUCCEEDED, 2, result=CommandResult(warnings=[late])))
     done = leasehold("cancel", "c-1", "-o", output)
     assert done.code == 1
-    assert done.stderr == f"leasehold: c-1 was not cancelled: suspend SUCCEEDED\n  warning: {late}\n"
+    told = "was not cancelled" if before else "had ended already"
+    assert done.stderr == f"leasehold: c-1 {told}: suspend SUCCEEDED\n  warning: {late}\n"
     assert bool(done.stdout) == (output == "json")
 
 
+@pytest.mark.parametrize("before", [[], [command(RUNNING)]])
 @pytest.mark.parametrize("state", [FAILED, EXPIRED])
 def test_one_that_ended_otherwise_says_how(
-    leasehold: CommandLine, scripted: ScriptedCoordinator, state: command_pb2.CommandState.ValueType
+    leasehold: CommandLine,
+    scripted: ScriptedCoordinator,
+    before: list[Command],
+    state: command_pb2.CommandState.ValueType,
 ) -> None:
     error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_EXPIRED, message="out of time")
     members = CommandResult(members=[MemberOutcome(pid=7)])
-    plays(scripted, command(state, error=error, result=members))
+    plays(scripted, *before, command(state, 2, error=error, result=members))
     done = leasehold("cancel", "c-1")
     name = command_pb2.CommandState.Name(state).removeprefix("COMMAND_STATE_")
+    told = f"was not cancelled: suspend {name}: out of time (EXPIRED)"
     assert done.code == 1
     assert done.stderr.splitlines() == [
-        f"leasehold: c-1 was not cancelled: suspend {name}: out of time (EXPIRED)",
+        f"leasehold: c-1 {told if before else f'had ended already: suspend {name}'}",
         "  pid 7: UNSPECIFIED -> UNSPECIFIED",
     ]
 
@@ -120,7 +126,7 @@ def test_stop_is_forced_only_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("state", "options", "code", "told"),
     [
-        (SUCCEEDED, [], 1, "c-1 was not cancelled"),
+        (SUCCEEDED, [], 1, "c-1 had ended already"),
         (RUNNING, ["--wait-timeout", "0.3"], 4, "its cancellation is stored, and takes effect once"),
     ],
     ids=["too late", "not waited out"],

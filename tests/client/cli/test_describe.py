@@ -10,8 +10,9 @@ from leasehold.v1.event_service_pb2 import ListEventsResponse
 from leasehold.v1.eviction_pb2 import PROCESS_STRATEGY_STOP
 from leasehold.v1.fleet_service_pb2 import GetWorkerResponse, ListWorkersResponse
 from leasehold.v1.operation_pb2 import CordonOperation
-from leasehold.v1.worker_pb2 import Capability, Worker
+from leasehold.v1.worker_pb2 import Capability, FleetGpu, Worker
 from leasehold.v1.workload_service_pb2 import GetWorkloadResponse, ListWorkloadsResponse
+from leasehold_client.display.descriptions import describe_gpu
 
 from tests.client.checkpoints import MADE, serve
 from tests.client.conftest import CommandLine
@@ -131,6 +132,12 @@ def test_a_gpu_a_command_and_a_checkpoint(leasehold: CommandLine, fleet: Scripte
     fields = described(leasehold, "command", "c-1")
     assert (fields["About"], fields["Actor"], fields["State"]) == ("one", "local/ann", "RUNNING")
     assert described(leasehold, "checkpoint", "k-2")["Size"] == "3.0 GiB"
+
+
+def test_a_gpu_has_the_time_of_its_report() -> None:
+    fields = dict(describe_gpu(FleetGpu(report_time=Timestamp(seconds=1))).fields)
+    assert fields["Seen"].startswith("1970-01-01T00:00:01Z (")
+    assert fields["Seen"].endswith(" ago)")
 
 
 def test_an_unknown_duration_of_a_command_is_left_out(

@@ -83,10 +83,19 @@ def test_what_the_demo_needs_is_checked_first(bare_leasehold: CommandLine, tmp_p
 
 def test_a_folder_of_an_earlier_demo_is_refused(bare_leasehold: CommandLine, tmp_path: Path) -> None:
     """Its workers were of other simulated GPUs, and would be refused after 30 s."""
-    (tmp_path / "coordinator.sqlite3").touch()
+    (tmp_path / "demonstration").touch()
     done = bare_leasehold("demo", "--dir", str(tmp_path))
     assert (done.code, done.stdout) == (2, "")
     assert "has the fleet of an earlier demonstration, whose GPUs are gone" in done.stderr
+
+
+def test_the_state_directory_of_a_coordinator_is_no_earlier_demo(
+    bare_leasehold: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "coordinator.sqlite3").touch()
+    done = bare_leasehold("demo", "--dir", str(tmp_path))
+    assert (done.code, done.stdout) == (2, "")
+    assert f"the folder {tmp_path} has other files: name a new or an empty folder" in done.stderr
 
 
 def test_a_folder_with_other_files_is_left_as_it_is(bare_leasehold: CommandLine, tmp_path: Path) -> None:

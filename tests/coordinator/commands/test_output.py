@@ -192,7 +192,7 @@ def test_a_program_that_was_never_started_has_no_output_on_a_worker_out_of_conta
         bench.fleet.registry.add_stored(make_hello(), epoch=1)
         for worker_id, why in (
             ("worker-alpha", "out of contact: read its output once it is connected"),
-            ("worker-gone", "the worker of one was deleted, and has its output: `leasehold rm workload one`"),
+            ("worker-gone", "the worker of one was deleted, and has its output: read the output once"),
         ):
             asked = Workload(workload_id="w-1", name="one", worker_id=worker_id, status=status)
             with pytest.raises(FleetError, match=why):

@@ -144,6 +144,10 @@ def test_a_filter_that_does_not_match(text: str) -> None:
         ("ready = yes", "character 9: ready can't be 'yes': write true or false"),
         ("create_time > 2026-01-31", "character 15: .* write a time and its zone, as 2026-01-31T08:00:00Z"),
         ("create_time > 2026-01-31T08:00:00", "character 15: .* write a time and its zone"),
+        (
+            "create_time > 0001-01-01T00:00:00Z",
+            "character 15: .* write a time between the years 1678 and 2262",
+        ),
         ("RUNNING", "character 8: nothing after the field 'RUNNING': write one of"),
         ("state RUNNING", "character 7: 'RUNNING' after the field 'state': write one of"),
         ("state =", "character 8: nothing where a value is expected after '='"),

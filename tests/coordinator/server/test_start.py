@@ -63,6 +63,12 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, text: bytes, match:
         load_config(file)
 
 
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_bytes(b"\xef\xbb\xbfload_interval_s = 2.5\n")
+    assert load_config(file).load_interval_s == 2.5
+
+
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     assert "can't be read: Is a directory" in refused("--config", str(tmp_path))
 

@@ -81,6 +81,12 @@ def test_a_file_that_is_not_utf_8_is_refused_without_texts_of_python(tmp_path: P
         load_config(file)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_bytes(b'\xef\xbb\xbfname = "alpha"\n')
+    assert load_config(file).name == "alpha"
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="can't be read: No such file"):
         load_config(tmp_path / "none.toml")

@@ -14,6 +14,7 @@ from leasehold.v1.workload_pb2 import Resources as Requested
 from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.applications.checkpointing import no_kernel
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.installation import CriuFacts
@@ -80,6 +81,18 @@ async def test_a_workload_of_another_user_gets_no_image(tmp_path: Path, parts: P
         assert plan.findings.refusals[0].reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
         assert "CRIU would open files as root" in plan.findings.refusals[0].message
         plan.findings.refusals.clear()
+
+
+async def test_a_refusal_names_a_complete_command(tmp_path: Path, parts: Parts) -> None:
+    store = ApplicationStore(tmp_path)
+    checks = PolicyChecks(parts.resources, parts.applications, store, parts.disk, parts.criu, nobody_yields)
+    workload = suspended(STOP)
+    policy = EvictionPolicy(process_strategy=STOP, weight_strategy=RETAIN)
+    plan = Plan([WorkloadPlan(workload)], policy=policy)
+    checks.check(plan, allowed=False)
+    (refused,) = plan.findings.refusals
+    assert refused.message.endswith(": choose another policy, or use `leasehold suspend w --force`")
+    assert "`leasehold suspend w --process checkpoint`" in no_kernel(workload).message
 
 
 @pytest.mark.parametrize("process_strategy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])

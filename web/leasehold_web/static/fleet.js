@@ -49,7 +49,7 @@ export function show(main) {
     isListStale = false;
     columns = isNarrow() ? 4 : 8;
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    hosts = [...live.workers.values()].filter((one) => matches(one.worker_id, words)).sort((a, b) => BY_NAME.compare(a.name, b.name)).map((one) => one.worker_id);
+    hosts = [...live.workers.values()].filter((one) => one.worker_id === picking()?.worker || matches(one.worker_id, words)).sort((a, b) => BY_NAME.compare(a.name, b.name)).map((one) => one.worker_id);
     tops = [0];
     for (const id of hosts) tops.push(tops[tops.length - 1] + rowHeight(id));
     height.style.height = `${tops[tops.length - 1]}px`;
@@ -244,6 +244,7 @@ export function show(main) {
   const endPick = onPick(() => {
     const hadFocus = bar.contains(document.activeElement);
     replace(bar, pickBar());
+    isListStale = true; // the filter hides no host of a choice
     refresh(rows.keys());
     if (hadFocus && !picking()) list.querySelector('.slot[tabindex="0"]')?.focus({ preventScroll: true }); // "Cancel" has gone
     if (picking()) {
@@ -292,6 +293,7 @@ export function show(main) {
   return () => {
     endChanges();
     endPick();
+    if (picking()) cancelPick();
     clearInterval(sampling);
     clearTimeout(firstSample);
     clearTimeout(countTimer);

@@ -175,7 +175,8 @@ export class History {
 
   // Whether more happened since a time than answers have.
   isCut(start) {
-    return start < Math.max(this.cutAt, this.lostAt);
+    const cut = Math.max(this.cutAt, this.lostAt);
+    return cut > 0 && start < cut; // a window may begin before 1970
   }
 
   // Forgets how far it is loaded, such as after an outage. A command may have ended meanwhile.

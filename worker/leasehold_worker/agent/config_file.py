@@ -1,5 +1,6 @@
 """Reads the worker's settings from flags, LEASEHOLD_* variables and a TOML file, and checks them."""
 
+import codecs
 import errno
 import os
 import re
@@ -195,7 +196,7 @@ def _gpu_uuid(text: str) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """The content of a settings file.
+    """The content of a settings file, without a byte order mark.
 
     Raises:
         OSError: The file can't be read, is not a regular file, or is too large. A pipe or a device may never
@@ -207,7 +208,7 @@ def _content(path: Path) -> bytes:
         data = file.read(FILE_LIMIT_BYTES + 1)
     if len(data) > FILE_LIMIT_BYTES:
         raise OSError(errno.EFBIG, f"larger than the limit of {FILE_LIMIT_BYTES} bytes")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -247,7 +247,7 @@ def no_kernel(workload: Workload) -> OperationError:
         errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
         f"the application of workload {workload.name} can't be saved because it is not "
         "checkpointable: have it call leasehold_client.kernel.serve, or suspend its "
-        "processes with `leasehold suspend --process checkpoint`",
+        f"processes with `leasehold suspend {workload.name} --process checkpoint`",
         {"workload_id": workload.workload_id},
     )
 

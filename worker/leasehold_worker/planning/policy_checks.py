@@ -98,7 +98,7 @@ class PolicyChecks:
             if refusal and not self._is_harmless(workload, refusal):
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
-                    remedy = "choose another policy, or use `leasehold suspend --force`"
+                    remedy = f"choose another policy, or use `leasehold suspend {workload.name} --force`"
                     raise OperationError(refusal, f"{message}: {remedy}")
                 plan.findings.warn("policy", f"{message}, which is permitted")
 

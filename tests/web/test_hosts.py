@@ -303,9 +303,14 @@ def test_a_choice_of_gpus_ends_when_the_fleet_is_left(browser: Browser, fleet: W
 def test_a_long_identity_leaves_room_for_the_role(browser: Browser, web_fleet: WebFleet) -> None:
     phone = {"width": 360, "height": 740}
     with open_page(browser, web_fleet.url, web_fleet.token, viewport=phone) as page:
+        identity = f"user/{'x' * 80}"
+        page.route(
+            "**/api/session",
+            lambda route: route.fulfill(json={**json.loads(route.fetch().text()), "identity": identity}),
+        )
+        page.reload()
         who = page.locator("#who")
-        expect(who).to_contain_text(" · ")
-        who.locator("b").evaluate("one => { one.textContent = 'user/' + 'x'.repeat(80); }")
+        expect(who).to_contain_text(f"{identity} · ")
         assert who.evaluate("one => one.scrollWidth <= one.clientWidth")
         assert who.locator("b").evaluate("one => one.scrollWidth > one.clientWidth")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

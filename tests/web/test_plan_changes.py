@@ -126,7 +126,7 @@ def test_the_plan_of_a_restore_follows_the_gpus_of_its_host(browser: Browser, we
 
         def change(*changes: list[object]) -> None:
             page.evaluate("tell", {"changes": changes, "state": {}})
-            expect(page.locator("dialog footer [role=status]")).to_have_text(re.compile("has changed"))
+            expect(page.locator("dialog footer [role=status]")).to_have_text(re.compile("has changed|asked for again"))
             expect(button).to_be_disabled()
             next_request(page, asked).fulfill(json={"plans": [{}]})
             expect(button).to_be_enabled()
@@ -241,6 +241,26 @@ def test_a_restart_of_the_coordinator_is_no_change_and_keeps_the_safe_repetition
         again.fulfill(status=409, json={"reason": "BUSY", "message": "command c-1 has not ended"})
         expect(page.locator("dialog .box.bad")).to_contain_text("c-1 has not ended")
         expect(page.locator("dialog .box.warn")).to_have_count(0)
+
+
+@pytest.mark.long
+def test_a_dialog_without_a_plan_promises_none_after_a_loss_of_contact(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    running = workload("RUNNING", 1, "GPU-0")
+    worker = ["worker", "worker-a", {"worker_id": "worker-a", "name": "alpha", "state": "CONNECTED"}]
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        page.route("**/api/action", lambda route: route.abort())
+        begin(page)
+        page.evaluate("tell", {"changes": [running], "state": {}})
+        page.evaluate(OPEN, "Stop…")
+        page.locator("dialog button[type=submit]").click()
+        expect(page.locator("dialog .box.bad")).to_contain_text("may have been stored")
+        changes = [worker, *(gpu(one) for one in range(3)), running]
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        expect(page.locator("dialog .box.warn")).to_contain_text("may have been stored")
+        expect(page.locator("dialog footer [role=status]")).to_have_text("")
+        expect(page.locator("dialog button[type=submit]")).to_be_enabled()
 
 
 @pytest.mark.long

@@ -267,7 +267,7 @@ def _require_unneeded(client: Client, in_use: Sequence[Checkpoint]) -> None:
     for one in in_use:
         if one.in_use_unknown:
             names = worker_names(client)
-            way = "ask again when the worker is connected, or " if one.owner_worker_id in names else ""
+            way = "ask again when the worker lists it, or " if one.owner_worker_id in names else ""
             raise LeaseholdError(
                 f"the checkpoint {one.checkpoint_id} belongs to worker {_owner(one, names)}, which did not "
                 f"list it and whose workloads may need it, and nothing was deleted: {way}delete it with "

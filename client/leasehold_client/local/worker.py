@@ -238,8 +238,8 @@ class LocalWorker:
             return self.silent(call.code())
         if call.code() is grpc.StatusCode.UNIMPLEMENTED:
             return LeaseholdError(
-                f"another service answers at {self.path} ({call.details()}): give the socket of the worker, "
-                "not that of the coordinator; or start a worker of this version, if that one is older",
+                f"the service at {self.path} lacks this call ({call.details()}): name a worker's socket, and "
+                f"not that of a coordinator, with --socket or {SOCKET_VARIABLE}, or upgrade that worker",
                 code=call.code(),
             )
         problem = self._problem(call.details() or "")

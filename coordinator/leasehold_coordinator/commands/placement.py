@@ -42,7 +42,9 @@ def place(
     if request.worker:
         named = fleet.registry.find(request.worker)
         fleet.contact(named.hello.worker_id)
-        _check_owners(fleet, named, request.gpu_uuids)
+        if request.gpu_uuids or not any(fleet.registry.owner(uuid) is named for uuid in named_uuids):
+            field = "gpu_uuids" if request.gpu_uuids else "spec.resources.gpu_uuids"
+            _check_owners(fleet, named, named_uuids, field)
         wanted: Iterable[KnownWorker] = [named]
     elif named_uuids:
         found = (fleet.registry.owner(uuid) for uuid in named_uuids)
@@ -65,7 +67,7 @@ def place(
     return choose_worker(_described(fleet, wanted, spec, others), spec.resources, others)
 
 
-def _check_owners(fleet: FleetReader, named: KnownWorker, gpu_uuids: Iterable[str]) -> None:
+def _check_owners(fleet: FleetReader, named: KnownWorker, gpu_uuids: Iterable[str], field: str) -> None:
     """Checks that no other worker has one of the named GPUs.
 
     Raises:
@@ -78,7 +80,7 @@ def _check_owners(fleet: FleetReader, named: KnownWorker, gpu_uuids: Iterable[st
                 errors_pb2.ERROR_REASON_UNKNOWN_GPU,
                 f"{uuid} belongs to worker {owner.hello.name}, and the request names worker "
                 f"{named.hello.name}: name GPUs of that worker, or leave out the worker",
-                field="gpu_uuids",
+                field=field,
             )
 
 

@@ -1,5 +1,6 @@
 """The SQLite file of a store: locked for one coordinator, and refused if it has lost commits."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -34,6 +35,12 @@ LOG_WAIT_S: Final = 1.0
 
 LEAST_FREE_MIB: Final = 1
 """A disk with less has no room for the files that SQLite creates beside a store."""
+
+_WITHOUT_ROOM: Final = (
+    *("disk I/O error", "database or disk is full", "unable to open database file"),
+    os.strerror(errno.ENOSPC),
+)
+"""What SQLite and the kernel say where a file can't grow. The first and the third have other causes too."""
 
 IN_USE: Final = "another coordinator uses it"
 
@@ -271,7 +278,8 @@ def damaged_file(database: str | Path) -> StartError:
 def unusable(database: str | Path, why: str | None) -> StartError:
     """The error for a database with which the coordinator can't start. The text has no password of a URL."""
     shown = shown_database(database) if isinstance(database, str) else database
-    if "://" not in str(database) and _is_disk_full(Path(database)):
+    lacks_room = any(text in (why or "") for text in _WITHOUT_ROOM)
+    if lacks_room and "://" not in str(database) and _is_disk_full(Path(database)):
         return StartError(
             f"the database {shown} can't be used: {why}; its disk has less than {LEAST_FREE_MIB} MiB free: "
             "free space, and start again"
@@ -285,7 +293,7 @@ def unusable(database: str | Path, why: str | None) -> StartError:
 def _is_disk_full(path: Path) -> bool:
     """Whether the disk of a file has no room for the files that SQLite creates beside it."""
     try:
-        found = os.statvfs(path.parent)
+        found = os.statvfs(Path(os.path.realpath(path)).parent)
     except OSError:
         return False
     return found.f_bavail * found.f_frsize < LEAST_FREE_MIB * 2**20

@@ -152,7 +152,7 @@ def test_what_a_silent_worker_may_need_is_deleted_only_by_name_and_force(
         assert refused.code == 1
         assert refused.stderr.splitlines()[1] == (
             "leasehold: the checkpoint k-5 belongs to worker beta, which did not list it and whose workloads "
-            "may need it, and nothing was deleted: ask again when the worker is connected, or delete it with "
+            "may need it, and nothing was deleted: ask again when the worker lists it, or delete it with "
             "--force (CHECKPOINT_IN_USE)"
         )
     assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)

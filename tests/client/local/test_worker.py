@@ -154,7 +154,7 @@ def test_a_socket_of_another_service_is_told() -> None:
             local.list()
         server.stop(None).wait()
     assert not isinstance(error.value, NoWorkerError)
-    told = f"another service answers at {path} (Method not found!): give the socket of the worker, "
+    told = f"the service at {path} lacks this call (Method not found!): name a worker's socket, and not "
     assert error.value.message.startswith(told)
 
 

@@ -139,13 +139,17 @@ def test_the_worker_of_a_named_gpu_is_told_if_it_is_out_of_contact(tmp_path: Pat
         other.CopyFrom(away)
         other.worker = "n000"
         known.spec.resources.gpu_uuids.append("GPU-001-0")
+        elsewhere = CreateWorkloadRequest(worker="n000", spec=known.spec)
         for request, reason, message in (
             (away, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "^worker n001 is "),
             (known, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "^worker n001 is "),
-            (
-                other,
-                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-                "^GPU-001-0 belongs to worker n001, and the request names worker n000: ",
+            *(
+                (
+                    one,
+                    errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                    "^GPU-001-0 belongs to worker n001, and the request names worker n000: ",
+                )
+                for one in (other, elsewhere)
             ),
         ):
             with pytest.raises(FleetError, match=message) as error:
@@ -153,6 +157,8 @@ def test_the_worker_of_a_named_gpu_is_told_if_it_is_out_of_contact(tmp_path: Pat
             assert error.value.reason == reason
         known.spec.resources.gpu_uuids.append("GPU-002-0")
         known.spec.resources.gpu_count = 1
+        assert place(bench.fleet.reader, known).name == "n002"
+        known.worker = "n002"
         assert place(bench.fleet.reader, known).name == "n002"
 
     on_bench(tmp_path, scenario)

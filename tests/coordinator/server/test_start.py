@@ -19,6 +19,7 @@ from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.config import load_config
 from leasehold_coordinator.storage.database import file_of_database
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.store_file import unusable
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
 from tests.coordinator.scripted_worker import ScriptedWorker
@@ -132,22 +133,20 @@ def test_a_database_that_nobody_can_open(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "told"),
+    ("why", "free_bytes", "told"),
     [
-        (2**20, "file is not a database; correct this, or name another with --database (a new one has no"),
-        (2**20 - 1, "file is not a database; its disk has less than 1 MiB free: free space, and start again"),
+        ("disk I/O error", 2**20 - 1, "its disk has less than 1 MiB free: free space, and start again"),
+        ("disk I/O error", 2**20, "correct this, or name another with --database (a new one has no"),
+        ("another coordinator uses it", 0, "correct this, or name another with --database (a new one has no"),
     ],
 )
 def test_a_full_disk_is_told_and_no_other_database_advised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, free_bytes: int, told: str
 ) -> None:
     """A start with a new store would lose roles and workloads."""
     path = tmp_path / "store.sqlite3"
-    path.write_bytes(b"x" * 4096)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
-    with pytest.raises(StartError) as refused:
-        Store.open(str(path))
-    assert str(refused.value).startswith(f"the database {path} can't be used: {told}")
+    assert str(unusable(path, why)).startswith(f"the database {path} can't be used: {why}; {told}")
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+nodriver", "mysqlx"])

@@ -1,5 +1,6 @@
 """Whose a worker's directories may be, and what other users can do there."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -152,6 +153,20 @@ def test_an_image_directory_that_is_a_file_is_refused_at_the_start(tmp_path: Pat
         daemon._require_image_directory(path)
     (tmp_path / "link").symlink_to(tmp_path / "unmounted")
     daemon._require_image_directory(tmp_path / "link")  # the volume may be mounted later
+
+
+def test_an_image_directory_that_refuses_the_worker_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a volume whose server lets root in later. Root passes the modes of directories."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
+    daemon._require_image_directory(tmp_path / "images", within_s=5)
+    assert "can't be checked: Permission denied" in caplog.text
 
 
 @as_root

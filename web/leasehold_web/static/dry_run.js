@@ -2,7 +2,7 @@
 // worker. Each is shown as it comes, and an error stands in the place of its plan.
 import { ask, h, replace } from "/static/dom.js";
 import { readSession, withNames } from "/static/live.js";
-import { planView, tiersOf } from "/static/plan_view.js";
+import { measured, planView, tiersOf } from "/static/plan_view.js";
 import { bytes, lower } from "/static/words.js";
 
 const TIERS = { HOST: "host memory", DISK: "disk space" };
@@ -18,7 +18,7 @@ function shortages(plans) {
     if (needed === undefined) unknown += 1;
   }
   const more = unknown ? [`${unknown === 1 ? "One of these plans is" : `${unknown} of these plans are`} of unknown size, and in no sum.`] : [];
-  return [...sums].filter(([, sum]) => sum.needed > sum.available).map(([tier, sum]) => `Together, these plans need ${bytes(sum.needed)} of ${TIERS[tier] ?? lower(tier)}, and ${bytes(sum.available)} are available. The last workloads are refused, or parked elsewhere if their policy permits: stop some workloads first.`).concat(more);
+  return [...sums].filter(([, sum]) => sum.needed > sum.available).map(([tier, sum]) => [`Together, these plans need ${bytes(sum.needed)} of ${TIERS[tier] ?? lower(tier)}, and `, measured("span", bytes(sum.available)), " are available. The last workloads are refused, or parked elsewhere if their policy permits: stop some workloads first."]).concat(more);
 }
 
 export class DryRun {

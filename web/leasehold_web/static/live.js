@@ -345,10 +345,18 @@ export function targetOf(command) {
   return workloadsOf(command).map(workloadName).join(", ") || gpusOf(command).map(placeOf).join(", ") || workerName(command.worker_id);
 }
 
-// HOST/SLOT of a GPU, as the command line writes it. A GPU that the coordinator does not report, such as after its
-// restart, keeps its place while its host exists.
+// The last place of a GPU that the coordinator does not report, such as after its restart. Its host exists, and no other
+// GPU has the place.
+function formerPlace(uuid) {
+  const place = places.get(uuid);
+  if (!place || !live.workers.has(place.worker_id)) return undefined;
+  const isTaken = (live.gpusOf.get(place.worker_id) ?? []).some((one) => live.gpus.get(one).slot === place.slot);
+  return isTaken ? undefined : place;
+}
+
+// HOST/SLOT of a GPU, as the command line writes it.
 export function placeOf(uuid) {
-  const gpu = live.gpus.get(uuid) ?? places.get(uuid);
-  if (!gpu || (!live.gpus.has(uuid) && !live.workers.has(gpu.worker_id))) return awaitsNames() ? COMING : uuid;
+  const gpu = live.gpus.get(uuid) ?? formerPlace(uuid);
+  if (!gpu) return awaitsNames() ? COMING : uuid;
   return `${workerName(gpu.worker_id)}/${gpu.slot ?? 0}`;
 }

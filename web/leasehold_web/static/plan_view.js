@@ -28,7 +28,7 @@ export function planView(plan, verb = "") {
 }
 
 // A text with measurements, which differ between two plans of the same operation.
-const measured = (tag, text) => h(tag, { class: "measured" }, text);
+export const measured = (tag, text) => h(tag, { class: "measured" }, text);
 
 // The text of plans without measurements. Two plans with the same text do the same.
 export function lastingText(element) {

@@ -175,7 +175,7 @@ def _require_own_images(path: Path) -> None:
         require_private(path, "image directory", may_be_roots=True)
     except OSError as error:  # the volume may be mounted later
         # Those of pathlib raise the errors of a volume that refuses us.
-        if os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112
+        if os.path.exists(path) and not os.path.isdir(path):
             raise StartError(
                 f"the image directory {path} is not a directory: give another with the setting image_dir"
             ) from error

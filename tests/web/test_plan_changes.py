@@ -126,7 +126,9 @@ def test_the_plan_of_a_restore_follows_the_gpus_of_its_host(browser: Browser, we
 
         def change(*changes: list[object]) -> None:
             page.evaluate("tell", {"changes": changes, "state": {}})
-            expect(page.locator("dialog footer [role=status]")).to_have_text(re.compile("has changed|asked for again"))
+            expect(page.locator("dialog footer [role=status]")).to_have_text(
+                re.compile("has changed|asked for again")
+            )
             expect(button).to_be_disabled()
             next_request(page, asked).fulfill(json={"plans": [{}]})
             expect(button).to_be_enabled()

@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE
 from leasehold_coordinator.access.private_files import create_file, read_file
 from leasehold_coordinator.errors import StartError
 
@@ -172,11 +173,20 @@ def open_authority(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Author
         OSError: A file can't be created or read.
     """
     key_path, certificate_path = directory / KEY_FILE, directory / CERTIFICATE_FILE
+    # A start creates tokens last, so a certificate that is missing beside tokens was lost, and peers know it.
+    # Tokens are looked for first: another coordinator may be starting.
+    has_served = (directory / CLIENT_FILE).exists()
     if not key_path.exists() and not certificate_path.exists():
         create_file(key_path, _pem(ec.generate_private_key(ec.SECP256R1())))
-    key = load_key(key_path)
+        has_served = False
+    try:
+        key = load_key(key_path)
+    except FileNotFoundError as error:
+        raise no_authority(key_path, ValueError(f"{KEY_FILE} is missing")) from error
     try:
         if not certificate_path.exists():
+            if has_served:
+                raise ValueError(f"{CERTIFICATE_FILE} is missing")
             create_file(certificate_path, _self_signed(key, rules.authority_life), mode=0o644)
         certificate = x509.load_pem_x509_certificate(read_file(certificate_path, is_secret=False))
         if certificate.public_key() != key.public_key():

@@ -137,10 +137,13 @@ def read_file(path: Path, *, is_secret: bool) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        refused = 0o077 if is_secret else 0o022
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & refused:
-            mode = "0600" if is_secret else "0644"
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise StartError(f"{path} is not a file of this user: correct that, or restore it from a backup")
+        if is_secret and found.st_mode & 0o077:
             raise StartError(
-                f"{path} is not a file of yours with mode {mode}: delete it, and a new one is made"
+                f"other users may read {path}: run `chmod 600 {path}`; if another user has read it, replace "
+                "the secret (docs/security.md)"
             )
+        if found.st_mode & 0o022:
+            raise StartError(f"other users may change {path}: check its content, and run `chmod 644 {path}`")
         return file.read(FILE_LIMIT_BYTES)

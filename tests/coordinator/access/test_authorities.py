@@ -79,7 +79,7 @@ def test_a_crash_leaves_the_state_before_or_after(tmp_path: Path, authorities: A
 def test_a_second_key_that_others_could_read_is_refused(tmp_path: Path, authorities: Authorities) -> None:
     authorities.add()
     (tmp_path / NEXT_KEY_FILE).chmod(0o644)
-    with pytest.raises(StartError, match="not a file of yours with mode 0600"):
+    with pytest.raises(StartError, match=r"other users may read .* run `chmod 600 "):
         open_authorities(tmp_path)
 
 

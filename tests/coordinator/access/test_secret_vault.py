@@ -33,7 +33,7 @@ def test_keys_are_private_and_whole(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o777 for path in keys] == [0o600] * 2
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
     keys[0].chmod(0o644)
-    with pytest.raises(StartError, match="mode 0600"):
+    with pytest.raises(StartError, match="run `chmod 600 "):
         open_vault(tmp_path)
     keys[0].chmod(0o600)
     keys[0].write_bytes(b"short")

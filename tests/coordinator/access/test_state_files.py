@@ -61,7 +61,14 @@ def test_a_link_is_not_followed(state: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_that_others_could_read_is_refused(state: Path, name: str) -> None:
     (state / name).chmod(0o640)
-    with pytest.raises(StartError, match=f"{name} is not a file of yours with mode 0600"):
+    with pytest.raises(StartError, match=f"other users may read .*{name}: run `chmod 600 "):
+        open_state(state)
+
+
+def test_a_certificate_that_others_could_change_is_refused(state: Path) -> None:
+    path = state / "ca.pem"
+    path.chmod(0o664)
+    with pytest.raises(StartError, match=f"other users may change {path}: .* run `chmod 644 {path}`$"):
         open_state(state)
 
 
@@ -90,8 +97,20 @@ def test_a_file_without_a_token_is_refused(state: Path, content: bytes) -> None:
 def test_a_key_that_was_deleted_is_missed(state: Path) -> None:
     """A new one would be of no use: clients have the certificate of the old one."""
     (state / "ca.key").unlink()
-    with pytest.raises(StartError, match=r"ca\.key can't be created or read: No such file"):
+    with pytest.raises(
+        StartError, match=r"\(ca\.key is missing\): restore them from a backup, or delete both"
+    ):
         open_state(state)
+
+
+def test_a_certificate_that_was_deleted_is_missed(state: Path) -> None:
+    """A new one would lock out all workers and users, even with the same key."""
+    (state / "ca.pem").unlink()
+    with pytest.raises(
+        StartError, match=r"\(ca\.pem is missing\): restore them from a backup, or delete both"
+    ):
+        open_state(state)
+    assert not (state / "ca.pem").exists()
 
 
 def test_an_authority_of_the_future_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +162,8 @@ def test_a_certificate_of_another_key_is_refused(state: Path, tmp_path: Path) ->
 
 
 def test_a_certificate_that_a_crash_kept_from_being_written_is_made_from_the_key(state: Path) -> None:
-    (state / "ca.pem").unlink()
+    for path in (state / "ca.pem", *state.glob("*.token")):  # a first start creates the tokens last
+        path.unlink()
     key = (state / "ca.key").read_bytes()
     open_state(state)
     assert (state / "ca.key").read_bytes() == key
@@ -207,5 +227,5 @@ def test_a_bearer_token(authorization: str, *, is_accepted: bool) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_file_of_another_user_is_refused(state: Path) -> None:
     os.chown(state / "client.token", 65534, 65534)
-    with pytest.raises(StartError, match="not a file of yours"):
+    with pytest.raises(StartError, match="not a file of this user"):
         open_state(state)

@@ -261,6 +261,59 @@ def test_the_fleet_tells_the_cordon_of_a_leased_gpu(browser: Browser, web_fleet:
         expect(names).to_have_text(["alpha", "beta"])
 
 
+FIGURES: Final = """
+[...document.querySelectorAll(".figures")].map((row) => {
+  const { left, right, bottom } = row.getBoundingClientRect();
+  const shown = {};
+  for (const one of row.querySelectorAll("span:not(.beside)")) {
+    const box = one.getBoundingClientRect();
+    const isShown = box.width > 0 && box.top < bottom;
+    const isWhole = box.left >= left && box.right <= right && one.scrollWidth <= one.clientWidth;
+    if (isShown) shown[one.textContent] = isWhole;
+  }
+  return shown;
+})
+"""
+"""The figures that each GPU shows, and whether they are whole."""
+
+
+@pytest.mark.long
+def test_figures_of_a_gpu_are_whole_or_hidden(browser: Browser, web_fleet: WebFleet) -> None:
+    total = 80 * 2**30
+    samples = [(0.5, 0, 30), (73, 100, 78), (73, 5, 91)]
+    memory, heat = ["0.5/80", "73/80", "73/80"], ["30°", "78°", "91°"]
+    changes: list[object] = [["worker", "worker-a", {**WORKER, "gpu_count": len(samples) + 1}]]
+    for number, (used, load, degrees) in enumerate(samples):
+        sample = {
+            "memory_used_bytes": used * 2**30,
+            "utilization_percent": load,
+            "temperature_celsius": degrees,
+        }
+        row = {**GPU, "uuid": f"GPU-{number}", "slot": number, "memory_total_bytes": total, "sample": sample}
+        changes.append(["gpu", f"GPU-{number}", row])
+    stopping = {"workload_id": "w-1", "name": "one", "worker_id": "worker-a", "status": {"state": "STOPPING"}}
+    leased = {"state": "LEASED", "workload_id": "w-1", "workload_name": "one", "memory_total_bytes": total}
+    changes.append(["workload", "w-1", stopping])
+    changes.append(["gpu", "GPU-9", {**GPU, **leased, "uuid": "GPU-9", "slot": 9, "sample": sample}])
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SCRIPTED_STREAM)
+        page.reload()
+        page.wait_for_function("() => Boolean(window.source?.onmessage)")
+        page.evaluate("tell", {"reset": {}, "changes": changes, "state": {}})
+        expect(page.locator(".figures")).to_have_count(4)
+        for width in (760, 1000, 1110, 1200, 1280, 1366, 1600):
+            page.set_viewport_size({"width": width, "height": 800})
+            shown = page.evaluate(FIGURES)
+            assert all(whole for figures in shown for whole in figures.values()), (width, shown)
+            *sampled, last = shown
+            assert all(name in one for name, one in zip(memory, sampled, strict=True)), (width, shown)
+            if width > 760:
+                assert all(name in one for name, one in zip(heat, sampled, strict=True)), (width, shown)
+            assert "stopping" in last
+        loads = {"0%", "100%", "5%"}
+        assert loads <= {figure for figures in shown for figure in figures}, shown
+
+
 @pytest.mark.long
 def test_the_end_of_a_choice_of_gpus_keeps_the_focus(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:

@@ -157,12 +157,13 @@ def _state_name(state: WorkloadState.ValueType) -> str:
 def _ended_early(workload: Workload, name: str, condition: Condition) -> LeaseholdError:
     status = workload.status
     state = _state_name(status.state)
+    ended = f"it ended before it was {condition}"
+    if condition == "ready" and status.HasField("ready_time"):
+        ended = "it was ready, and has ended since"
     why = f"`leasehold logs {name}` shows its output"
     if status.HasField("error") and not status.HasField("start_time"):
         why = f"its program was never started: {status.error.message}"
-    return LeaseholdError(
-        f"workload {name} is {state}: it ended before it was {condition}; {why}", "WRONG_STATE"
-    )
+    return LeaseholdError(f"workload {name} is {state}: {ended}; {why}", "WRONG_STATE")
 
 
 def _may_reopen(error: LeaseholdError) -> bool:

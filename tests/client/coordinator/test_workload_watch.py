@@ -91,6 +91,22 @@ def test_a_workload_that_ends_before_it_is_ready_ends_the_wait(
     assert (done.code, done.stdout) == (0, "one: EXITED(3)\n")
 
 
+def test_a_wait_for_a_workload_that_has_ended_tells_that_it_was_ready(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    finished = workload()
+    finished.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+    tells(scripted, finished)
+    done = leasehold("wait", "one", "--timeout", "0")
+    assert done.code == 1
+    assert done.stderr == (
+        "leasehold: workload one is EXITED: it was ready, and has ended since; `leasehold logs one` shows "
+        "its output (WRONG_STATE)\n"
+    )
+    suspended = leasehold("wait", "one", "--for", "state=SUSPENDED")
+    assert (suspended.code, "it ended before it was SUSPENDED" in suspended.stderr) == (1, True)
+
+
 def test_a_wait_for_a_program_that_was_never_started_tells_why(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:

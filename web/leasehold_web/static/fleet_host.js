@@ -70,7 +70,9 @@ function tile(gpu, isChosen) {
   return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), "aria-expanded": picking() ? null : String(isChosen), tabindex: "-1" },
     h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing.mark), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
     h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-    h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing.mark}` }, doing.text) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
+    h("span", { class: "figures" },
+      doing ? h("span", { class: `clip g-${doing.mark}` }, doing.text) : h("span", { class: "beside" }, h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat), h("span", { class: "load" }, load)),
+      h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`)));
 }
 
 // Whether its host is out of contact.

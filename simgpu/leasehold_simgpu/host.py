@@ -179,7 +179,11 @@ class SimulatedHost:
         return None if record is None else self._live.describe(record)
 
     def set_timing(self, timing: Timing) -> None:
-        """Changes how long checkpoints and restores take, from the next call on."""
+        """Changes how long checkpoints and restores take, from the next call on.
+
+        Raises:
+            InvalidSettingError: A value is out of range.
+        """
         store_timing(self._state, timing)
 
     def set_persistence_mode(self, enabled: bool) -> None:

@@ -34,6 +34,8 @@ CUDA_OF_BRANCH: Final[Mapping[int, int]] = {
 
 _LARGEST_MEMORY: Final = 1024 * GIB
 _LONGEST_VERSION: Final = 31
+_LONGEST_S: Final = 2**31 // 1000
+_LARGEST_GBPS: Final = 1_000_000
 
 
 def new_host(
@@ -74,7 +76,21 @@ def new_host(
 
 
 def store_timing(host: layout.Host, timing: Timing) -> None:
-    """Writes how long checkpoints and restores take."""
+    """Writes how long checkpoints and restores take.
+
+    Raises:
+        InvalidSettingError: A time or bandwidth is negative, too large or not a number.
+    """
+    for seconds in (timing.suspend_fixed_s, timing.restore_fixed_s):
+        if not 0 <= seconds <= _LONGEST_S:
+            raise InvalidSettingError(
+                f"fixed time of {seconds} s is out of range: choose 0 to {_LONGEST_S} s"
+            )
+    for bandwidth in (timing.suspend_bytes_per_s, timing.restore_bytes_per_s):
+        if not 0 <= bandwidth <= _LARGEST_GBPS * 1e9:
+            raise InvalidSettingError(
+                f"bandwidth of {bandwidth / 1e9:g} GB/s is out of range: choose 0 to {_LARGEST_GBPS} GB/s"
+            )
     host.suspend_fixed_us = round(timing.suspend_fixed_s * 1e6)
     host.suspend_bytes_per_s = round(timing.suspend_bytes_per_s)
     host.restore_fixed_us = round(timing.restore_fixed_s * 1e6)

@@ -232,6 +232,9 @@ def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgr
         (["exec", "--memory", "9TiB", "--", "true"], 2, "choose up to 1 TiB"),
         (["exec", "--driver-version", "1.2", "--", "true"], 2, "has an unknown branch: choose one of 550"),
         (["exec", "--instant", "--suspend-gbps", "2", "--", "true"], 2, "--instant takes no time"),
+        (["exec", "--suspend-gbps", "nan", "--", "true"], 2, "bandwidth of nan GB/s is out of range"),
+        (["exec", "--suspend-gbps", "1e400", "--", "true"], 2, "choose 0 to 1000000 GB/s"),
+        (["exec", "--restore-gbps", "inf", "--", "true"], 2, "bandwidth of inf GB/s is out of range"),
         (["exec", "--", "/no/such/program"], 2, "cannot be started: No such file or directory"),
         (
             ["show", "--dir", "/no/such/host"],

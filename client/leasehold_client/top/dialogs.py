@@ -234,10 +234,13 @@ class ReasonDialog(ModalScreen[str | None]):
         A second Enter, before the dialog has gone, changes nothing.
         """
         text = one_line(event.value)
-        if len(text) > REASON_LIMIT:
+        if not text:
+            problem = "the reason is empty: give one"
+            self.query_one(".dialog-keys", Static).update(f"{problem}   Esc leave as it is")
+        elif len(text) > REASON_LIMIT:
             problem = f"the reason has {len(text)} characters: give at most {REASON_LIMIT}"
             self.query_one(".dialog-keys", Static).update(f"{problem}   Esc leave as it is")
-        elif text and self.is_current:  # textual would close the screen below
+        elif self.is_current:  # textual would close the screen below
             self.dismiss(text)
 
     def action_close(self) -> None:

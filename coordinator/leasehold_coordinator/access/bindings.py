@@ -32,7 +32,7 @@ def check_binding(binding: RoleBinding) -> None:
         FleetError: INVALID_ARGUMENT.
     """
     try:
-        identity = parse_identity(binding.identity)
+        identity = parse_identity(binding.identity, _KINDS)
     except ValueError as error:
         raise invalid("binding.identity", str(error)) from None
     if identity.kind not in _KINDS:

@@ -4,6 +4,7 @@ In certificates, an identity is the URI ``leasehold://TRUST_DOMAIN/KIND/NAME``.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum, unique
 from fnmatch import fnmatchcase
@@ -50,16 +51,20 @@ class Identity:
         return kind == self.kind and "/" not in name and fnmatchcase(self.name, name)
 
 
-def parse_identity(text: str) -> Identity:
+def parse_identity(text: str, kinds: Iterable[Kind] = tuple(Kind)) -> Identity:
     """Reads ``KIND/NAME``.
+
+    Args:
+        text: The text.
+        kinds: The kinds that a refusal suggests. An identity of another kind is read too.
 
     Raises:
         ValueError: The text is no identity. The message names the rule.
     """
     kind, slash, name = text.partition("/")
     if not slash or kind not in tuple(Kind):
-        kinds = ", ".join(f"{one}/NAME" for one in Kind)
-        raise ValueError(f"{text[:100]!r} is no identity: write one of {kinds}")
+        forms = ", ".join(f"{one}/NAME" for one in kinds)
+        raise ValueError(f"{text[:100]!r} is no identity: write one of {forms}")
     if not NAME.fullmatch(name):
         raise ValueError(f"{name[:100]!r} is no name of an identity: a name has {NAME_RULE}")
     return Identity(Kind(kind), name)

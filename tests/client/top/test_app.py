@@ -349,10 +349,12 @@ def test_a_dialog_can_be_closed_before_the_answer(fleet: ScriptedFleet) -> None:
 
 
 @pytest.mark.long
-def test_a_reason_that_is_too_long_is_refused(fleet: ScriptedFleet) -> None:
+def test_a_reason_that_is_empty_or_too_long_is_refused(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         await page.press("c")
         await page.shows("cordon alpha", "Enter continue")
+        await page.press("enter")
+        await page.shows("the reason is empty: give one", "Esc leave as it is")
         await page.type("x" * 257)
         await page.press("enter")
         await page.shows("the reason has 257 characters: give at most 256")

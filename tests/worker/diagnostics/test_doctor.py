@@ -334,6 +334,7 @@ def test_variables_of_the_worker_count(host: SimulatedHost, address: str, tmp_pa
 
 def test_wrong_usage_is_exit_2() -> None:
     assert "--timeout" in doctor(None, "--timeout", "0", code=2).stderr
+    assert "nan is not a time" in doctor(None, "--timeout", "nan", code=2).stderr
 
 
 @pytest.mark.long

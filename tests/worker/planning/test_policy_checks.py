@@ -31,7 +31,7 @@ from leasehold_worker.leasing.leases import Cordon
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.policy_checks import PolicyChecks
-from leasehold_worker.workloads.eviction import CHECKPOINT, RETAIN, STOP
+from leasehold_worker.workloads.eviction import CHECKPOINT, OFFLOAD, RETAIN, STOP
 from leasehold_worker.workloads.states import CHECKPOINTED, STOPPED
 from leasehold_worker.workloads.workload import Parked, Workload
 
@@ -90,8 +90,15 @@ async def test_a_refusal_names_a_complete_command(tmp_path: Path, parts: Parts) 
     policy = EvictionPolicy(process_strategy=STOP, weight_strategy=RETAIN)
     plan = Plan([WorkloadPlan(workload)], policy=policy)
     checks.check(plan, allowed=False)
-    (refused,) = plan.findings.refusals
-    assert refused.message.endswith(": choose another policy, or use `leasehold suspend w --force`")
+    plan.asked_policy = policy
+    checks.check(plan, allowed=False)
+    plan.asked_policy = EvictionPolicy(weight_strategy=OFFLOAD, process_strategy=STOP, escalate_to=STOP)
+    checks.check(plan, allowed=False)
+    own, asked, complete = (refused.message for refused in plan.findings.refusals)
+    assert own.endswith(": choose another policy, or use `leasehold suspend w --force`")
+    assert asked.endswith(" or use `leasehold suspend w --process stop --force`")
+    options = "--weights offload --process stop --escalate-to stop --force"
+    assert complete.endswith(f" or use `leasehold suspend w {options}`")
     assert "`leasehold suspend w --process checkpoint`" in no_kernel(workload).message
 
 

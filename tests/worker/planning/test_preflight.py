@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from leasehold.v1 import command_pb2, errors_pb2, plan_pb2
+from leasehold.v1 import command_pb2, errors_pb2, hook_pb2, plan_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost
@@ -21,7 +21,7 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.planning.plan import Plan
-from leasehold_worker.workloads.eviction import CUDA_SUSPEND, KEEP_RUNNING, STOP
+from leasehold_worker.workloads.eviction import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, RETAIN, STOP
 
 from tests.grids import grid
 from tests.prefork import run
@@ -117,6 +117,32 @@ async def a_restore_behind_claims(host: SimulatedHost, folder: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def a_suspend_that_frees_nothing(host: SimulatedHost, folder: Path) -> None:
+    """The command that its refusal names keeps the policy of the request."""
+    awake = EvictionPolicy(process_strategy=KEEP_RUNNING)
+    async with opened(host, folder, "w1") as parts:
+        asked = await parts.operations.preflight.suspend("w1", SuspendOperation(policy=awake))
+        parts.workloads.get("w1").spec.eviction.CopyFrom(awake)
+        own = await parts.operations.preflight.suspend("w1", SuspendOperation())
+        assert message(asked).endswith("`leasehold suspend w1 --process keep_running --force`")
+        assert message(own).endswith("`leasehold suspend w1 --force`")
+
+
+async def a_suspend_of_an_unready_workload(host: SimulatedHost, folder: Path) -> None:
+    stronger_later = EvictionPolicy(
+        weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND, escalate_to=CHECKPOINT
+    )
+    async with opened(host, folder, "w1") as parts:
+        workload = parts.workloads.get("w1")
+        workload.spec.hooks.add(name="up", phase=hook_pb2.HOOK_PHASE_READINESS)
+        asked = await parts.operations.preflight.suspend("w1", SuspendOperation(policy=stronger_later))
+        own = await parts.operations.preflight.suspend("w1", SuspendOperation())
+        assert reasons(asked) == reasons(own) == [errors_pb2.ERROR_REASON_NOT_READY]
+        options = "--process cuda_suspend --escalate-to checkpoint --force"
+        assert message(asked).endswith(f"`leasehold suspend w1 {options}`")
+        assert message(own).endswith("`leasehold suspend w1 --force`")
+
+
 async def a_restore_of_a_sleeper(host: SimulatedHost, folder: Path) -> None:
     """Both remedies of its refusal work."""
     first, second = uuids(host)[:2]
@@ -143,6 +169,8 @@ SCENARIOS = [
     a_restore_to_a_stranger,
     a_swap,
     a_restore_behind_claims,
+    a_suspend_that_frees_nothing,
+    a_suspend_of_an_unready_workload,
     a_restore_of_a_sleeper,
 ]
 

@@ -1,5 +1,6 @@
 """The options of ``leasehold doctor``. Its help imports only the options of ``leasehold worker``."""
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ Examples:
   leasehold doctor
   leasehold doctor --host
 """
+
+
+def _refuse_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuses NaN, which every range of click permits."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a time: write seconds, such as 30", ctx, param)
+    return value
 
 
 @click.command(name="doctor", epilog=EPILOG)
@@ -50,6 +58,7 @@ Examples:
     "timeout_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True, max=3600),
+    callback=_refuse_nan,
     default=TIMEOUT_S,
     show_default=True,
     help="Timeout of each check.",

@@ -108,6 +108,7 @@ class Plan:
         estimate: Estimated duration. None: unknown.
         findings: The checks and refusals.
         policy: Policy of the suspend that is done or undone. None: there is none.
+        asked_policy: Policy that the request names for a suspend. None: the workload's own policy applies.
         steps: The steps of the operation, as text.
         tiers: Memory tiers that bytes would go to, or come from.
         checkpoint_id: Checkpoint of a restore. Empty: none.
@@ -129,6 +130,7 @@ class Plan:
     estimate: Estimate | None = None
     findings: Findings = field(default_factory=Findings)
     policy: EvictionPolicy | None = None
+    asked_policy: EvictionPolicy | None = None
     steps: Sequence[str] = ()
     tiers: list[TierNeed] = field(default_factory=list)
     checkpoint_id: str = ""

@@ -31,6 +31,7 @@ from leasehold_worker.workloads.eviction import (
     KEEP_RUNNING,
     RETAIN,
     STOP,
+    forced_command,
     policy_text,
     process_text,
     strategy_of,
@@ -98,7 +99,8 @@ class PolicyChecks:
             if refusal and not self._is_harmless(workload, refusal):
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
-                    remedy = f"choose another policy, or use `leasehold suspend {workload.name} --force`"
+                    command = forced_command(workload.name, plan.asked_policy)
+                    remedy = f"choose another policy, or use `{command}`"
                     raise OperationError(refusal, f"{message}: {remedy}")
                 plan.findings.warn("policy", f"{message}, which is permitted")
 

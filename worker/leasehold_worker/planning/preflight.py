@@ -116,13 +116,14 @@ class Preflight:
         drain_s = lock_timeout_s(operation)
         asked = operation.policy if operation.HasField("policy") else None
         rungs = ladder(resolve(asked, workload.spec.eviction))
+        named = None if asked is None else rungs[0]
         first: Plan | None = None
         skipped: list[str] = []
         for rung in rungs:
             if rung.process_strategy in tried:
                 continue
             allowed = operation.force or rung is not rungs[0]
-            plan = await self._suspend_by(workload, rung, allowed=allowed, forced=operation.force)
+            plan = await self._suspend_by(workload, rung, named, allowed=allowed, forced=operation.force)
             plan.lock_timeout_s = drain_s
             self._tiers.excuse(plan)
             if not plan.refused:
@@ -137,17 +138,24 @@ class Preflight:
         return first
 
     async def _suspend_by(
-        self, workload: Workload, policy: EvictionPolicy, *, allowed: bool, forced: bool
+        self,
+        workload: Workload,
+        policy: EvictionPolicy,
+        named: EvictionPolicy | None,
+        *,
+        allowed: bool,
+        forced: bool,
     ) -> Plan:
         """The plan of a suspend by one policy.
 
         Args:
             workload: The workload.
             policy: The policy.
+            named: The policy that the request names. None: it names none.
             allowed: Whether the policy may lose work, or free nothing.
             forced: Whether its readiness probes are ignored.
         """
-        plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
+        plan = Plan([WorkloadPlan(workload, home=home_of(workload))], asked_policy=named)
         if workload.parked is not None and workload.state in PARKED:
             if not is_weaker(workload.parked.policy.process_strategy, policy.process_strategy):
                 plan.already_there, plan.policy = True, workload.parked.policy
@@ -414,7 +422,7 @@ def _check_ready(plan: Plan) -> None:
                 plan.findings.about(target.workload),
                 plan.findings.check("ready", f"{target.workload.name} is ready"),
             ):
-                require_ready(target.workload)
+                require_ready(target.workload, plan.asked_policy)
 
 
 def _is_unready(plan: Plan) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 from leasehold.v1 import errors_pb2, gpu_pb2, operation_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
@@ -25,6 +26,7 @@ from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive
 from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.eviction import forced_command
 from leasehold_worker.workloads.states import (
     ENDED,
     PARKED,
@@ -116,11 +118,16 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
             )
 
 
-def require_ready(workload: Workload) -> None:
-    """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY."""
+def require_ready(workload: Workload, asked: EvictionPolicy | None = None) -> None:
+    """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY.
+
+    Args:
+        workload: The workload.
+        asked: The policy that the request names for a suspend. None: it names none.
+    """
     if workload.awaits_readiness and workload.has_probe:
         why = workload.unready or "its readiness probe has not answered yet"
-        raise _not_ready(workload, why, f"use `leasehold suspend {workload.name} --force`")
+        raise _not_ready(workload, why, f"use `{forced_command(workload.name, asked)}`")
 
 
 def _not_ready(workload: Workload, why: str, other: str) -> OperationError:

@@ -169,3 +169,20 @@ def process_text(strategy: ProcessStrategy.ValueType) -> str:
 def policy_text(policy: EvictionPolicy) -> str:
     """A policy as on the command line, such as "offload+cuda_suspend"."""
     return f"{weights_text(policy.weight_strategy)}+{process_text(policy.process_strategy)}"
+
+
+def forced_command(name: str, asked: EvictionPolicy | None) -> str:
+    """The command that forces a refused suspend.
+
+    Args:
+        name: The workload.
+        asked: The resolved policy of the request. None: the request names none.
+    """
+    words = ["leasehold", "suspend", name]
+    if asked is not None:
+        if asked.weight_strategy != RETAIN:
+            words += ["--weights", weights_text(asked.weight_strategy)]
+        words += ["--process", process_text(asked.process_strategy)]
+        if asked.escalate_to:
+            words += ["--escalate-to", process_text(asked.escalate_to)]
+    return " ".join([*words, "--force"])

@@ -184,7 +184,11 @@ def test_the_page_of_a_host_keeps_the_focus_and_ignores_events_of_other_hosts(
         expect(links).to_have_count(2)
         links.last.focus()
         former = page.locator(".cards[data-former]")
-        page.evaluate("document.querySelector('.cards').dataset.former = ''")
+        for _ in range(20):  # until the changes of the begin are drawn
+            page.evaluate("document.querySelector('.cards').dataset.former = ''")
+            page.wait_for_timeout(400)
+            if former.count():
+                break
         page.evaluate("tell", {"changes": [["event", "e-1", {"event_id": "e-1", "worker_id": "worker-b"}]]})
         page.wait_for_timeout(400)
         expect(former).to_have_count(1)

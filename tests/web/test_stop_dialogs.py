@@ -177,7 +177,7 @@ def test_a_cancellation_tells_the_end_of_its_command(browser: Browser, web_fleet
         tell({**command, "state": "RUNNING", "revision": 1})
         page.evaluate(CANCEL)
         effect = page.locator("dialog .steps li").first
-        expect(effect).to_contain_text("rolls it back")
+        expect(effect).to_contain_text("rolls the operation back")
         tell(ended)
         expect(effect).to_have_text(f"The command has ended ({end.lower()}): there is nothing to cancel.")
         page.click('dialog button:text-is("Cancel the command")')

@@ -174,6 +174,9 @@ class Replay:
         for check in expected.plan_answer.plan.checks:  # the older release's words
             if check.name == "state":
                 check.detail = check.detail.replace("is running", "is RUNNING")
+        if expected.command_update.HasField("error"):
+            error = expected.command_update.error
+            error.message = error.message.replace("`leasehold suspend -", "`leasehold suspend two -")
         warnings, recorded_ones = (one.command_update.result.warnings for one in (frame, expected))
         assert bool(warnings) == bool(recorded_ones), warnings
         assert facts(frame, WITHOUT) == facts(expected, WITHOUT)

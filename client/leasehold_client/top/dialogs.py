@@ -234,11 +234,10 @@ class ReasonDialog(ModalScreen[str | None]):
         A second Enter, before the dialog has gone, changes nothing.
         """
         text = one_line(event.value)
-        if not text:
-            problem = "the reason is empty: give one"
-            self.query_one(".dialog-keys", Static).update(f"{problem}   Esc leave as it is")
-        elif len(text) > REASON_LIMIT:
+        problem = "" if text else "the reason is empty: give one"
+        if len(text) > REASON_LIMIT:
             problem = f"the reason has {len(text)} characters: give at most {REASON_LIMIT}"
+        if problem:
             self.query_one(".dialog-keys", Static).update(f"{problem}   Esc leave as it is")
         elif self.is_current:  # textual would close the screen below
             self.dismiss(text)

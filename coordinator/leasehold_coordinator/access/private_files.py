@@ -138,7 +138,10 @@ def read_file(path: Path, *, is_secret: bool) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise StartError(f"{path} is not a file of this user: correct that, or restore it from a backup")
+            raise StartError(
+                f"{path} is not a file of this user: give the file to this user with chown, or restore it "
+                "from a backup"
+            )
         if is_secret and found.st_mode & 0o077:
             raise StartError(
                 f"other users may read {path}: run `chmod 600 {path}`; if another user has read it, replace "

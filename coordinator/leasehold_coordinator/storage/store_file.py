@@ -40,7 +40,7 @@ _WITHOUT_ROOM: Final = (
     *("disk I/O error", "database or disk is full", "unable to open database file"),
     os.strerror(errno.ENOSPC),
 )
-"""What SQLite and the kernel say where a file can't grow. The first and the third have other causes too."""
+"""Messages of SQLite and the kernel for a file that can't grow. The first and third have other causes too."""
 
 IN_USE: Final = "another coordinator uses it"
 

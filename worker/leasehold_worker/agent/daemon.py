@@ -174,7 +174,7 @@ def _require_own_images(path: Path) -> None:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
     except OSError as error:  # the volume may be mounted later
-        # Those of pathlib raise the errors of a volume that refuses us.
+        # Path.exists and Path.is_dir raise the errors of a volume that refuses the worker.
         if os.path.exists(path) and not os.path.isdir(path):
             raise StartError(
                 f"the image directory {path} is not a directory: give another with the setting image_dir"
